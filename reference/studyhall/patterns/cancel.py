@@ -77,12 +77,12 @@ async def cancel(
         raise NoSuchJob(f"{queue}/{job_id}: {NoSuchJob.__doc__}")
     while parent:
         root, parent = parent, await client.hget(parent, "parentKey")
-    found: list[str] = []
+    keys: list[str] = []
     level = [root]
-    while level and len(found) < LARGEST_FLOW:
-        found += level
+    while level and len(keys) < LARGEST_FLOW:
+        keys += level
         level = [child for key in level for child in await client.smembers(f"{key}:dependencies")]
-    return [done for key in found if (done := await _cancel_one(client, store, key, reason, prefix))]
+    return [done for key in keys if (done := await _cancel_one(client, store, key, reason, prefix))]
 
 
 async def _cancel_one(redis: Any, store: AsyncEngine, key: str, reason: str, prefix: str) -> Cancellation | None:

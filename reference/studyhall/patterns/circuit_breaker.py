@@ -106,10 +106,10 @@ class CircuitBreaker:
         self, _type: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         task = asyncio.current_task()
-        leave = self._inside[task].pop()
+        permit = self._inside[task].pop()
         if not self._inside[task]:
             del self._inside[task]
-        await self._leave(leave, self._verdict(error, time.monotonic() - leave.began))
+        await self._leave(permit, self._verdict(error, time.monotonic() - permit.began))
 
     async def state(self) -> BreakerState:
         try:
@@ -121,8 +121,8 @@ class CircuitBreaker:
         failed = sum(int(n) for field, n in raw.items() if field[:2] == "f:" and field[2:] > oldest)
         if "until" not in raw:
             return BreakerState(self.name, "closed", failed)
-        left = float(raw["until"]) / 1000 - time.time()
-        return BreakerState(self.name, "open" if left > 0 else "half-open", self._failures, round(max(left, 0.0), 2))
+        wait = float(raw["until"]) / 1000 - time.time()
+        return BreakerState(self.name, "open" if wait > 0 else "half-open", self._failures, round(max(wait, 0.0), 2))
 
     async def _enter(self) -> _Pass:
         token, began = uuid.uuid4().hex, time.monotonic()
@@ -142,17 +142,17 @@ class CircuitBreaker:
                 return _Pass(token, int(number), began, asyncio.create_task(self._keep(token)))
         raise BreakerOpen(f"{self.name} is {state}: {BreakerOpen.__doc__}", retry_after=max(int(number), 100) / 1000)
 
-    async def _leave(self, leave: _Pass, verdict: Verdict) -> None:
-        if leave.renewing is not None:
-            self._probing.discard(leave.token)
-            leave.renewing.cancel()
-        if not leave.token or (verdict == "none" and leave.renewing is None):
+    async def _leave(self, permit: _Pass, verdict: Verdict) -> None:
+        if permit.renewing is not None:
+            self._probing.discard(permit.token)
+            permit.renewing.cancel()
+        if not permit.token or (verdict == "none" and permit.renewing is None):
             return
         limits = [self._failures, self._share, self._slot, int(self._cooldown * 1000)]
         # Shielded: a cancelled call must still give its verdict, or a probe's place stays taken for a lease.
-        await asyncio.shield(asyncio.create_task(self._told([leave.token, leave.epoch, verdict, *limits])))
+        await asyncio.shield(asyncio.create_task(self._report([permit.token, permit.epoch, verdict, *limits])))
 
-    async def _told(self, args: list[Any]) -> None:
+    async def _report(self, args: list[Any]) -> None:
         with contextlib.suppress(RedisError, OSError):
             async with _bounded():
                 changed = await self._tell(keys=[self._key], args=args)

@@ -172,9 +172,9 @@ class Blobs:
         for kind, owner in owners:
             folder = self._folder / kind / owner
             with contextlib.suppress(FileNotFoundError):
-                found = [path for path in folder.iterdir() if path.stat().st_mtime < then]
-                old |= {f"{kind}/{owner}/{path.name}": path for path in found}
-                if not found and folder.stat().st_mtime < then:
+                paths = [path for path in folder.iterdir() if path.stat().st_mtime < then]
+                old |= {f"{kind}/{owner}/{path.name}": path for path in paths}
+                if not paths and folder.stat().st_mtime < then:
                     with contextlib.suppress(OSError):
                         folder.rmdir()  # refuses when there is a blob in it
         return old
@@ -189,11 +189,11 @@ def needed_by_jobs(redis: Redis, *others: InUse, prefix: str = "bull") -> InUse:
         async with redis.pipeline(transaction=False) as pipe:
             for queue, ident in owners.values():
                 pipe.exists(f"{prefix}:{queue}:{ident}")
-            there = await pipe.execute()
-        found = {ref for ref, is_there in zip(refs, there, strict=True) if is_there}
+            exists = await pipe.execute()
+        needed = {ref for ref, present in zip(refs, exists, strict=True) if present}
         for other in others:
-            found |= set(await other(refs))
-        return found
+            needed |= set(await other(refs))
+        return needed
 
     return in_use
 

@@ -224,7 +224,7 @@ class Producer:
             if idle:
                 await pool.ensure_connection(idle)
             connection.socket_timeout = None  # `bounded` is the limit, at less cost than one for each reply
-            packed = [_pack(one) for one in commands] if _pack else connection.pack_commands(commands)
+            packed = [_pack(command) for command in commands] if _pack else connection.pack_commands(commands)
             await connection.send_packed_command(packed, check_health=False)
             replies = [await _reply(connection) for _ in commands]
             connection.socket_timeout = limit
@@ -244,8 +244,8 @@ class Producer:
         for job in jobs:
             base = f"{self.prefix}:{job.ref.queue}:"
             asked += [("ZSCORE", f"{base}failed", job.ref.id), ("HGET", base + job.ref.id, "data")]
-        found = await self._send(asked)
-        _refuse_twins(jobs, list(zip(found[::2], found[1::2], strict=True)))
+        replies = await self._send(asked)
+        _refuse_twins(jobs, list(zip(replies[::2], replies[1::2], strict=True)))
 
     async def _admit(self, jobs: Sequence[Outgoing], *, look: bool = False) -> None:
         if self.admission:
@@ -303,10 +303,10 @@ async def _reply(connection: Any) -> Any:
         return refused
 
 
-def _refuse_twins(jobs: Sequence[Outgoing], found: Sequence[Sequence[Any]]) -> None:
+def _refuse_twins(jobs: Sequence[Outgoing], twins: Sequence[Sequence[Any]]) -> None:
     """`found` under the id of each: its score among the failed, and its data."""
     failed: list[str] = []
-    for job, (score, text) in zip(jobs, found, strict=True):
+    for job, (score, text) in zip(jobs, twins, strict=True):
         if text is None and score is None:
             continue
         stored = json.loads(text) if text else None

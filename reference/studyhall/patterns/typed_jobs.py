@@ -278,8 +278,8 @@ class JobTypes:
             try:
                 body = job_type.upcasts[step](copy.deepcopy(body))
             except Exception as error:
-                lost = f"{name}: the upcast from v{step} raised {type(error).__name__}"
-                raise MalformedPayload(lost) from None
+                why = f"{name}: the upcast from v{step} raised {type(error).__name__}"
+                raise MalformedPayload(why) from None
         try:
             if not is_json or version != job_type.version:
                 check(body)
@@ -295,8 +295,8 @@ class JobTypes:
         return self._types.get(name)
 
     def __getitem__(self, name: str) -> JobType[Any]:
-        if found := self._types.get(name):
-            return found
+        if job_type := self._types.get(name):
+            return job_type
         near = difflib.get_close_matches(str(name), self._types, 1)
         hint = f", did you mean {near[0]}?" if near else ""
         raise UnknownJob(f"no job type {str(name)[:100]!r}{hint} (known: {_listed(sorted(self._types))})")

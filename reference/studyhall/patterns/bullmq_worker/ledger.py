@@ -120,8 +120,8 @@ class JobLedger:
         try:
             return _found(await self._script("moveToActive", keys, args))
         except ResponseError as error:
-            found = await self._half_taken(token, error)
-            return found if found.fields else await self.take(token)
+            next_job = await self._half_taken(token, error)
+            return next_job if next_job.fields else await self.take(token)
 
     async def repair(self, run: Run, fields: dict[str, str]) -> None:
         """Overwrite fields that the scripts could not work with."""
@@ -142,9 +142,9 @@ class JobLedger:
         keys, args = scripts.moveToDelayedArgs(run.job_id, now, run.token, delay_ms, options)
         if fetch:
             args[-1] = self._claim(run.token)  # bullmq leaves the worker's name out
-        found = _found(await self._write(run, "moveToDelayed", keys, args, ("delayed", "waiting", "prioritized")))
+        next_job = _found(await self._write(run, "moveToDelayed", keys, args, ("delayed", "waiting", "prioritized")))
         run.job.attemptsMade += consume
-        return found
+        return next_job
 
     async def waiting(self, run: Run, fields: dict[str, str]) -> None:
         """Back to the waiting ones at once, consuming an attempt. This script hands out no next job."""
@@ -184,15 +184,15 @@ class JobLedger:
             "rdof": job.opts.get("removeDependencyOnFailure", False),
         }
         now, prop = self.clock.millis(), "returnvalue" if state == "completed" else "failedReason"
-        next_one = "1" if fetch else ""
-        args = [run.job_id, now, prop, value, state, next_one, prefix, self._claim(run.token, **more)]
+        fetch_next = "1" if fetch else ""
+        args = [run.job_id, now, prop, value, state, fetch_next, prefix, self._claim(run.token, **more)]
         if fields:
             args.append(msgpack.packb([part for pair in fields.items() for part in pair]))
         keys = [*before, prefix + run.job_id, *after]
         # "unknown": a finished job that its retention rule removed at once.
-        found = _found(await self._write(run, "moveToFinished", keys, args, (state, "unknown")))
+        next_job = _found(await self._write(run, "moveToFinished", keys, args, (state, "unknown")))
         job.finishedOn, job.attemptsMade = now, job.attemptsMade + 1
-        return found
+        return next_job
 
     def _keys_to_finish(self, state: str) -> tuple[list[str], list[str]]:
         key = self.backend.keys

@@ -57,10 +57,10 @@ class Outcomes:
         if run.lost:
             raise LockLost(f"job {run.job_id} finished after its lock was lost; its result is thrown away")
         keep = run.job.opts.get("removeOnComplete", self._keep_completed)
-        found = await self._ledger.completed(run, _as_json(run, result), keep, fetch=fetch)
+        next_job = await self._ledger.completed(run, _as_json(run, result), keep, fetch=fetch)
         run.job.returnvalue = result
         self._events.emit("completed", run.job, result)
-        return found
+        return next_job
 
     async def settle(  # noqa: PLR0911
         self, run: Run, error: BaseException, *, fetch: bool, loop_ends: bool
@@ -104,9 +104,9 @@ class Outcomes:
     async def _retry_later(self, run: Run, error: RetryLater, fetch: bool) -> Found:
         fields = _failure(run.job, error, error.reason) if error.consume_attempt else None
         delay = max(0, round(error.delay * 1000))
-        found = await self._ledger.delayed(run, delay, consume=error.consume_attempt, fields=fields, fetch=fetch)
+        next_job = await self._ledger.delayed(run, delay, consume=error.consume_attempt, fields=fields, fetch=fetch)
         self._events.emit("delayed", run.job, error)
-        return found
+        return next_job
 
     async def _fail_attempt(self, run: Run, error: BaseException, fetch: bool) -> Found | None:
         job = run.job
@@ -119,13 +119,13 @@ class Outcomes:
             return await self._fail(run, FailPermanently(reason), fetch)
         if delay < 0:  # how a strategy says "no more"
             return await self._fail(run, error, fetch)
-        fields, found = _failure(job, error), None
+        fields, next_job = _failure(job, error), None
         if delay:
-            found = await self._ledger.delayed(run, delay, consume=True, fields=fields, fetch=fetch)
+            next_job = await self._ledger.delayed(run, delay, consume=True, fields=fields, fetch=fetch)
         else:
             await self._ledger.waiting(run, fields)
         self._events.emit("failed", job, error)
-        return found
+        return next_job
 
     def _backoff(self, job: Job, error: BaseException) -> int:
         """Milliseconds before the next attempt, by BullMQ's rules."""
@@ -144,9 +144,9 @@ class Outcomes:
     async def _fail(self, run: Run, error: BaseException, fetch: bool) -> Found:
         fields = _failure(run.job, error)
         keep = run.job.opts.get("removeOnFail", self._keep_failed)
-        found = await self._ledger.failed(run, fields["failedReason"], keep, fields, fetch=fetch)
+        next_job = await self._ledger.failed(run, fields["failedReason"], keep, fields, fetch=fetch)
         self._events.emit("failed", run.job, error)
-        return found
+        return next_job
 
 
 def _as_json(run: Run, result: Any) -> str:

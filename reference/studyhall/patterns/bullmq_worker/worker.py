@@ -363,23 +363,23 @@ class ReliableWorker:
             token = f"{self._token_prefix}:{next(self._token_numbers)}"
             try:
                 await self._clock.keep(self.client)
-                found = await self._ledger.take(token)
+                next_job = await self._ledger.take(token)
                 if self._events.redis_answered():  # what cut our commands off has cut the waiter off too
                     await self._events.guard(self._waiter.connection_pool.disconnect())
                 self._ready.set()
-                if found.fields is not None:
-                    self._begin(found, token)
+                if next_job.fields is not None:
+                    self._begin(next_job, token)
                 else:
-                    await self._wait_for_work(found)
+                    await self._wait_for_work(next_job)
             except Exception as error:
                 self._events.failure(error)
                 await self._pause(random.uniform(0.2, 0.6))
 
-    async def _wait_for_work(self, found: Found) -> None:
-        if found.limited_ms:  # no use waiting for a marker: jobs are there, they may only not start yet
-            await self._pause(found.limited_ms / 1000)
+    async def _wait_for_work(self, next_job: Found) -> None:
+        if next_job.limited_ms:  # no use waiting for a marker: jobs are there, they may only not start yet
+            await self._pause(next_job.limited_ms / 1000)
             return
-        next_at = found.next_at_ms
+        next_at = next_job.next_at_ms
         while self._state == "running":
             due = (next_at - self._clock.millis()) / 1000 if next_at else POLL_SECONDS
             score = await self._next_marker(min(max(due, 0.002), POLL_SECONDS))
@@ -416,11 +416,11 @@ class ReliableWorker:
 
     # -- one job -------------------------------------------------------------------------------------------
 
-    def _begin(self, found: Found, token: str) -> None:
-        assert found.fields is not None
-        reading = read_job(self, found.fields, found.job_id)
+    def _begin(self, next_job: Found, token: str) -> None:
+        assert next_job.fields is not None
+        reading = read_job(self, next_job.fields, next_job.job_id)
         reading.job.token = token
-        run = Run(reading.job, found.job_id, token)
+        run = Run(reading.job, next_job.job_id, token)
         if (old := self._running.get(run.job_id)) is not None:  # lost, waiting again, and now taken by us
             self._lost(old)
         self._running[run.job_id] = run
@@ -428,11 +428,11 @@ class ReliableWorker:
         run.task = self._loop.create_task(self._execute(run, reading), context=self._context.copy())
 
     async def _execute(self, run: Run, reading: Reading) -> None:
-        found: Found | None = None
+        next_job: Found | None = None
         try:
-            found = await self._process(run, reading)
-            if found is None and self._taking:
-                found = await self._ledger.take(run.token)  # that outcome's script hands out no next job
+            next_job = await self._process(run, reading)
+            if next_job is None and self._taking:
+                next_job = await self._ledger.take(run.token)  # that outcome's script hands out no next job
         except LockLost as error:
             self._events.report(error)
             self._events.emit("lost", run.job)
@@ -442,8 +442,8 @@ class ReliableWorker:
             run.processing = False
             if self._running.get(run.job_id) is run:
                 del self._running[run.job_id]
-            if found is not None and found.fields is not None:
-                self._begin(found, run.token)
+            if next_job is not None and next_job.fields is not None:
+                self._begin(next_job, run.token)
             else:
                 self._slot_free.set()
             if not self._running:

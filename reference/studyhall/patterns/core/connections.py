@@ -144,8 +144,8 @@ def watched(client: C, watch: type) -> C:
 
 def sentinel_of(url: str) -> tuple[list[tuple[str, int]], str, dict[str, Any], dict[str, Any]] | None:
     """(sentinel hosts, service name, options for the server, options for the sentinels), or None."""
-    scheme, found, rest = url.partition("+sentinel://")
-    if not found:
+    scheme, separator, rest = url.partition("+sentinel://")
+    if not separator:
         return None
     parts = urlsplit(f"{scheme}://{rest}")
     login, at, hosts = parts.netloc.rpartition("@")

@@ -150,11 +150,11 @@ def current_correlation_id() -> str:
 @contextmanager
 def correlation(ident: object = None) -> Iterator[str]:
     """Work under this correlation id, or a new one when `ident` is none that we would write into a log."""
-    was = take_correlation(ident)
+    token = take_correlation(ident)
     try:
         yield _correlation.get()
     finally:
-        _correlation.reset(was)
+        _correlation.reset(token)
 
 
 def take_correlation(ident: object = None) -> Token[str]:

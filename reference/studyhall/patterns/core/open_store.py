@@ -102,20 +102,20 @@ async def create_all(store: AsyncEngine) -> None:
 
 def _create_missing(tx: Connection) -> None:
     metadata.create_all(tx)
-    # Which leaves a table alone that is there, and with it what a newer version of a pattern needs.
+    # It skips existing tables, and with them what a newer version of a pattern needs.
     known = inspect(tx)
-    columns = {(table, one["name"]) for (_, table), each in known.get_multi_columns().items() for one in each}
-    found = {(table, one["name"]) for (_, table), each in known.get_multi_indexes().items() for one in each}
+    columns = {(table, column["name"]) for (_, table), each in known.get_multi_columns().items() for column in each}
+    indexes = {(table, index["name"]) for (_, table), each in known.get_multi_indexes().items() for index in each}
     for table in metadata.sorted_tables:
         for column in table.columns:
             if (table.name, column.name) not in columns:
-                # No newer version adds such a column: rows that are there would have no value for it.
+                # No newer version adds such a column: existing rows would have no value for it.
                 if not column.nullable and column.server_default is None:
                     raise TableTaken(f"{table.name} has no column {column.name}. {TableTaken.__doc__}")
                 added = CreateColumn(column).compile(dialect=tx.dialect)
                 tx.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {added}")
         for index in table.indexes:
-            if (table.name, index.name) not in found:
+            if (table.name, index.name) not in indexes:
                 index.create(tx)
 
 

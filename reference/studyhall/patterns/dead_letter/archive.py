@@ -124,10 +124,10 @@ async def list_dead_letters(
 
 async def show(store: AsyncEngine, dead_letter_id: str) -> list[DeadLetter]:
     """The dead letter, followed by the earlier deaths of the same job, newest first."""
-    if not (found := await find(store, _t.id == dead_letter_id)):
+    if not (letters := await find(store, _t.id == dead_letter_id)):
         raise UnknownDeadLetter(f"{dead_letter_id!r}: {UnknownDeadLetter.__doc__}")
-    same_job = and_(_t.queue == found[0].queue, _t.job_id == found[0].job_id)
-    return found + await find(store, and_(same_job, _t.failed_at < found[0].failed_at))
+    same_job = and_(_t.queue == letters[0].queue, _t.job_id == letters[0].job_id)
+    return letters + await find(store, and_(same_job, _t.failed_at < letters[0].failed_at))
 
 
 async def find(
@@ -173,8 +173,8 @@ def reason_of(store: AsyncEngine) -> Callable[[Any], Awaitable[str | None]]:
     async def reason(ref: Any) -> str | None:
         latest = select(_t.reason).where(_t.queue == ref.queue, _t.job_id == ref.id, _t.replayed_at.is_(None))
         async with read(store) as connection:
-            found: str | None = await connection.scalar(latest.order_by(_t.failed_at.desc()).limit(1))
-        return found
+            why: str | None = await connection.scalar(latest.order_by(_t.failed_at.desc()).limit(1))
+        return why
 
     return reason
 

@@ -125,10 +125,10 @@ end
 
 async def _archive(queue: str, base: str, page: Sequence[tuple[bytes, float]], redis: Any, store: AsyncEngine) -> int:
     dead = [part for job_id, score in page for part in (job_id, _text(score))]
-    found: Any = await redis.execute_command("EVAL", _READ, 1, f"{base}failed", base, *dead, **RAW)
+    jobs: Any = await redis.execute_command("EVAL", _READ, 1, f"{base}failed", base, *dead, **RAW)
     rows = [
         _row(queue, _readable(job_id), score, _readable(raw))
-        for (job_id, score), raw in zip(page, found, strict=True)
+        for (job_id, score), raw in zip(page, jobs, strict=True)
         if raw
     ]
     if not rows:

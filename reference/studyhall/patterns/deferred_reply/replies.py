@@ -257,18 +257,18 @@ class DeferredReplies:
         soon = time.time() + self._margin / 2  # the workers' own notes come first
         late = select(_t.id).where(_t.state.in_(("waiting", "working")), _t.expires_at.between(time.time(), soon))
         async with read(self._store) as connection:
-            found = (await connection.scalars(late.limit(limit))).all()
-        for ident in found:
+            ids = (await connection.scalars(late.limit(limit))).all()
+        for ident in ids:
             with contextlib.suppress(JobError):  # the next round tries again
                 await self.give_up(ident, webhook)
-        return len(found)
+        return len(ids)
 
     async def _work(self, work: Callable[[float], Awaitable[str]], expires_at: float) -> str:
         ends = expires_at - self._margin
-        left = ends - time.time()
+        seconds = ends - time.time()
         try:
-            async with asyncio.timeout(max(0.0, left)):
-                return (await work(left)).strip() or FAILED
+            async with asyncio.timeout(max(0.0, seconds)):
+                return (await work(seconds)).strip() or FAILED
         except TimeoutError:
             return SLOW
         except Permanent:

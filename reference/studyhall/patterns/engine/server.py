@@ -80,10 +80,10 @@ class RedisServer:
 def ensure_redis(data_dir: Path, url: str | None = None) -> RedisServer:
     """The configured server, checked; else one with its data in `data_dir`/redis, joined or started."""
     if configured := url or os.environ.get("REDIS_URL"):
-        found, warnings = check(configured)
+        release, warnings = check(configured)
         for warning in warnings:
             log.warning(warning)
-        return RedisServer(configured, found, without_secrets(configured), warnings=warnings)
+        return RedisServer(configured, release, without_secrets(configured), warnings=warnings)
     directory = Path(data_dir).resolve() / "redis"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -145,8 +145,8 @@ class KafkaBus:
     async def quarantined(self, group: str, limit: int = 100) -> list[Quarantined]:
         messages = await self._ask(self._dead, group)
         replayed = {text(headers_of(each).get("replayed")) for each in messages}
-        found = [_shown(each) for each in messages if "replayed" not in headers_of(each)]
-        return sorted((each for each in found if each.id not in replayed), key=lambda each: each.at)[:limit]
+        entries = [_shown(each) for each in messages if "replayed" not in headers_of(each)]
+        return sorted((each for each in entries if each.id not in replayed), key=lambda each: each.at)[:limit]
 
     async def replay_quarantined(self, group: str, ids: Sequence[str]) -> int:
         wanted, done = set(ids), 0
@@ -276,17 +276,17 @@ class KafkaBus:
         try:
             places = self._places(consumer, f".{group}.dead")
             consumer.assign(places)
-            found, unread = [], {(place.topic, place.partition) for place in places}
+            messages, unread = [], {(place.topic, place.partition) for place in places}
             deadline = time.monotonic() + 3 * self.confirm_within
             while unread:
                 message: Any = consumer.poll(0.2)
                 if message is not None and message.error() is None:
-                    found.append(message)
+                    messages.append(message)
                 elif message is not None and message.error().code() == KafkaError._PARTITION_EOF:
                     unread.discard((message.topic(), message.partition()))
                 if time.monotonic() > deadline:
                     raise BrokerUnavailable(f"Kafka did not show all of the quarantine of {group} in time")
-            return found
+            return messages
         finally:
             consumer.close()
 

@@ -63,12 +63,12 @@ class Partition:
 
     @classmethod
     def taken_over(cls, offset: int, metadata: str | None) -> Partition:
-        if offset < 0 or not (told := METADATA.fullmatch(metadata or "")):
+        if offset < 0 or not (match := METADATA.fullmatch(metadata or "")):
             return cls(start=offset)
-        counts = (pair.split(":") for pair in told[3].split())
+        counts = (pair.split(":") for pair in match[3].split())
         return cls(
             tried={offset + int(at): int(count) for at, count in counts},
-            suspects_end=offset + int(told[2]) if told[1] == "held" else 0,
+            suspects_end=offset + int(match[2]) if match[1] == "held" else 0,
             start=offset,
         )
 
@@ -82,11 +82,11 @@ class Partition:
     def position(self) -> tuple[int, str]:
         """Offset and metadata of a commit."""
         offset = self.settled_up_to()
-        left = self.gone.is_set() and offset >= self.suspects_end
+        released = self.gone.is_set() and offset >= self.suspects_end
         tried = sorted((at, count) for at, count in list(self.tried.items()) if count)[:MOST_COUNTED]
         counts = (f" {at - offset}:{count}" for at, count in tried)
         end = max(self.next, self.suspects_end)
-        return offset, f"{'left' if left else 'held'} {end - offset}{''.join(counts)}"
+        return offset, f"{'left' if released else 'held'} {end - offset}{''.join(counts)}"
 
 
 @dataclass
@@ -145,12 +145,12 @@ class KafkaMember:
         suspicious = any(place.settled_up_to() < place.suspects_end for place in self._places.values())
         if (first := self.consumer.poll(HASTE if suspicious else POLL)) is None:
             return []
-        found: list[Any] = [first, *self.consumer.consume(max(1, min(room, 500)), 0)]
-        for each in found:
+        messages: list[Any] = [first, *self.consumer.consume(max(1, min(room, 500)), 0)]
+        for each in messages:
             if each.error() is not None:
                 log.warning("Kafka: %s", each.error())
         # A rebalance may happen between the first message and the last: its partition is another's by now.
-        ours = [m for m in found if m.error() is None and (m.topic(), m.partition()) not in self._given_up]
+        ours = [m for m in messages if m.error() is None and (m.topic(), m.partition()) not in self._given_up]
         self._notice_gaps(ours)
         return ours
 

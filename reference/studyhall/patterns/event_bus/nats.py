@@ -132,15 +132,15 @@ class NatsBus:
                 answer.cancel()
 
     async def quarantined(self, group: str, limit: int = 100) -> list[Quarantined]:
-        stream, found, sequence = await self._jetstream(), list[Quarantined](), 0
+        stream, entries, sequence = await self._jetstream(), list[Quarantined](), 0
         with contextlib.suppress(NotFoundError):
-            while len(found) < limit:
+            while len(entries) < limit:
                 subject = f"{self.prefix}.quarantine.{group}.*"
                 kept = await stream.get_msg(self._parking, seq=sequence + 1, subject=subject, next=True)
                 sequence = kept.seq or 0
                 head = kept.headers or {}
                 at = kept.time if isinstance(kept.time, datetime) else datetime.now(UTC)
-                found.append(
+                entries.append(
                     Quarantined(
                         str(sequence),
                         topic=(kept.subject or "").rsplit(".", 1)[-1],
@@ -150,7 +150,7 @@ class NatsBus:
                         at=at,
                     )
                 )
-        return found
+        return entries
 
     async def replay_quarantined(self, group: str, ids: Sequence[str]) -> int:
         stream, done = await self._jetstream(), 0

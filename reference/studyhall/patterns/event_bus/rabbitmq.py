@@ -131,8 +131,8 @@ class RabbitBus:
 
     async def quarantined(self, group: str, limit: int = 100) -> list[Quarantined]:
         async with self._questions.fresh() as channel:  # closing it gives every message back
-            found = [_shown(message) async for message in self._parked(channel, group, limit)]
-        return sorted(found, key=lambda each: each.at)
+            entries = [_shown(message) async for message in self._parked(channel, group, limit)]
+        return sorted(entries, key=lambda each: each.at)
 
     async def replay_quarantined(self, group: str, ids: Sequence[str]) -> int:
         done, wanted = 0, set(ids)

@@ -156,17 +156,17 @@ class RedisStreamsBus:
         return dropped
 
     async def quarantined(self, group: str, limit: int = 100) -> list[Quarantined]:
-        found = []
+        entries = []
         for topic in await self._topics(group):
             key = f"{self.prefix}:{topic}:quarantine:{group}"
             for entry, flat in await raw(self.redis, "XRANGE", key, "-", "+", "COUNT", limit) or []:
                 field = {text(name): text(value) for name, value in flat.items()}
                 at = datetime.fromtimestamp(int(text(entry).partition("-")[0]) / 1000, UTC)
                 deliveries = int(field["deliveries"])
-                found.append(
+                entries.append(
                     Quarantined(f"{topic}/{text(entry)}", topic, field["event"], field["reason"], deliveries, at)
                 )
-        return sorted(found, key=lambda each: each.at)[:limit]
+        return sorted(entries, key=lambda each: each.at)[:limit]
 
     async def replay_quarantined(self, group: str, ids: Sequence[str]) -> int:
         done = 0

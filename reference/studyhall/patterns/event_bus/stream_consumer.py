@@ -125,12 +125,12 @@ class StreamConsumer:
         cursor = "0-0"
         while True:
             args = [self.group, self.member, int(idle * 1000), cursor, 2 * self.concurrency]
-            cursor, found, gone = await TAKE(self.redis, [stream], args)
+            cursor, entries, gone = await TAKE(self.redis, [stream], args)
             if gone:
                 self.trimmed(stream, len(gone))
-            for entry, flat in found:
+            for entry, flat in entries:
                 self._start(stream, text(entry), _fields(flat))
-            if (cursor := text(cursor)) == "0-0" or (found and not self.ordered):  # leave some for others
+            if (cursor := text(cursor)) == "0-0" or (entries and not self.ordered):  # leave some for others
                 return
 
     # running
