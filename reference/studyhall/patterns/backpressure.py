@@ -1,24 +1,23 @@
-"""Backpressure: a producer at the edge is told "not now" before the queue is too long to be worth waiting in.
+"""Backpressure: new jobs are refused at the edge before the queue is too long to be worth waiting in.
 
-Promise: a queue holds at most `depth` jobs that have not started, and nobody is queued behind work that is already
+Promise: a queue holds at most `depth` jobs that have not started, and no job is queued behind work that is already
 `age` seconds late; the caller gets `Overloaded` with `retry_after` (an HTTP 503 + Retry-After) and nothing was
 stored. One small script per queue and second answers all callers of a process. Work that outlived its `max_age`
 is dropped by the pipeline as `Expired`: it ends in the dead letters, never in silence.
 
 - `depth` counts waiting, paused, prioritized, delayed and waiting-for-children: all that fills Redis. An alert on
   "waiting" alone saw 0 of a backlog of 5,000 prioritized jobs.
-- `age` is that of the oldest job which would run before the new one: same priority or higher. Old low-priority
-  work does not shut the door to a critical job.
+- `age` is the age of the oldest job that would run before the new one: same priority or higher. Old low-priority
+  work does not block a critical job.
 
 When it does not hold
-- Each process looks once a `cache` second and counts its own adds in between, so several producers together can
-  pass the limit by what they add within that second.
+- Each process looks every `cache` seconds and counts its own adds in between, so several producers together can
+  exceed the limit by what they add in that time.
 - Ask at the edge only. A full queue whose jobs must add follow-up jobs to it before they end would never drain.
 - Redis full anyway (other data): the add fails with `QueueUnavailable`.
-- Clocks: `age` and `max_age` are by the clock of the Redis server (a `ReliableWorker` notes its start by it; on a stock
-  worker it is that worker's own) against the time that the producer wrote: work of a producer whose clock is behind
-  looks older by as much and is dropped early, of one that is ahead younger. What was dropped lies in the dead letters
-  and can be replayed.
+- Clocks: `age` and `max_age` compare the Redis server's clock (on a stock worker: that worker's own) with the time the
+  producer wrote. If the producer's clock is behind, its work looks older by as much and is dropped early; if ahead,
+  it looks younger. Dropped work is in the dead letters and can be replayed.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ from .core.execution import CallNext, JobContext, Step
 
 __all__ = ["Admission", "Admit", "Limits", "Load", "Overloaded", "max_age"]
 
-LOWEST = 2_097_151  # the last priority that BullMQ takes: 2097152 throws in Node, passes in Python
+LOWEST = 2_097_151  # the lowest priority BullMQ takes: 2097152 throws in Node, passes in Python
 
 Admit = Callable[[str, int, int], Awaitable[None]]  # (queue, jobs, priority); raises to refuse
 
@@ -78,7 +77,7 @@ class Admission:
         self._seen: dict[str, tuple[float, asyncio.Task[Load]]] = {}
 
     async def __call__(self, queue: str, jobs: int = 1, priority: int = LOWEST) -> None:
-        """Raises `Overloaded` when the queue cannot take `jobs` more (0: only asking). Redis errors pass through."""
+        """Raises `Overloaded` when the queue cannot take `jobs` more (0: only ask). Redis errors pass through."""
         limits = self._limits if isinstance(self._limits, Limits) else self._limits.get(queue)
         if limits is None:
             return
@@ -101,13 +100,13 @@ class Admission:
         return Load(sum(states.values()), states, ages)
 
     async def _cached(self, queue: str) -> Load:
-        # Callers that come together share one look. Shielded: one that gives up must not end it for the others.
+        # Concurrent callers share one look. Shielded: one that gives up must not end it for the others.
         at, looking = self._seen.get(queue, (0.0, None))
         failed = looking is not None and looking.done() and (looking.cancelled() or looking.exception())
         if looking is None or failed or time.monotonic() - at > self._cache:
             looking = asyncio.create_task(self.load(queue))
             self._seen[queue] = (time.monotonic(), looking)
-            # Nobody may be left to read its error, and asyncio would complain.
+            # asyncio would complain if nobody is left to read its error.
             looking.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(looking)
 
@@ -118,7 +117,7 @@ class Admission:
 
 
 def max_age() -> Step:
-    """Drop work that outlived its worth: its request named a `max_age`, counted from when it was due."""
+    """Drop work older than the `max_age` of its request, counted from when it was due."""
 
     async def max_age(run: JobContext, call_next: CallNext) -> Any:
         worth = run.meta.get("max_age")

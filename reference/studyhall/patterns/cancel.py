@@ -6,7 +6,7 @@ its database effect, never both, and whatever happens afterwards (a crash, a ret
 a second delivery) finds the marker and does nothing. A running job is stopped within about a second. The
 other jobs of its flow are cancelled with it: what waits for it could never run.
 
-How it ends in BullMQ: completed, with the result `{"cancelled": reason}` (`cancelled(result)` tells). Not
+How it ends in BullMQ: completed, with the result `{"cancelled": reason}` (`cancelled(result)` reads it). Not
 failed: a failed job is swept into the dead letters, raises alerts, is retried by "retry all", and keeps the
 parents of its flow waiting forever. Its log line and metrics say `cancelled`.
 
@@ -14,7 +14,7 @@ When it does NOT hold
 - Effects outside the database that happened before: undo them in `except asyncio.CancelledError` of the
   handler (`raise` afterwards), or make them steps of a saga. What checkpoints have saved stays.
 - A job that is not run by `Pipeline` (which looks for the marker), or whose marker was purged.
-- The job keeps its place in the queue until a worker, in passing, ends it; its effect is ruled out at once.
+- The job keeps its place in the queue until a worker reaches it; its effect is ruled out at once.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ LARGEST_FLOW = 1_000
 
 
 class NoSuchJob(JobError):
-    """There is no such job in Redis: never enqueued, finished and forgotten, or another id is meant."""
+    """There is no such job in Redis: never enqueued, finished and forgotten, or the id is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Cancellation:
 async def rule_out(
     store: AsyncEngine, queue: str, name: str, job_id: str, key: str | None, payload: object, reason: str
 ) -> Cancellation:
-    """The marker alone: from here on the job has no effect, queued or not, in whatever state it is."""
+    """Write the marker alone: from now on the job has no effect, whatever its state."""
     place = key or f"{queue}/{job_id}"
     stands = await Inbox(store, name).record(place, fingerprint(payload), {CANCELLED: reason})
     if cancelled(stands) is None:
@@ -68,7 +68,7 @@ async def rule_out(
 async def cancel(
     redis: Redis, store: AsyncEngine, queue: str, job_id: str, reason: str, *, prefix: str = "bull"
 ) -> list[Cancellation]:
-    """Cancel the job and the unfinished rest of its flow, the last stage first, so that none starts after."""
+    """Cancel the job and the unfinished rest of its flow, the last stage first, so that none starts meanwhile."""
     reason = reason.strip()[:500] or "no reason given"
     client: Any = redis  # redis-py types every answer as text or bytes; ours are decoded
     root = f"{prefix}:{queue}:{job_id}"
@@ -96,15 +96,15 @@ async def _cancel_one(redis: Any, store: AsyncEngine, key: str, reason: str, pre
         return done
     base = f"{prefix}:{queue}:"
     async with redis.pipeline(transaction=False) as batch:
-        # For the worker that runs it, now or by the time it looks.
+        # For the worker that runs it, now or later.
         batch.hset(f"{base}cancel", job_id, reason).expire(f"{base}cancel", MEMORY)
         batch.lpos(f"{base}active", job_id).zscore(f"{base}delayed", job_id)
         _, _, running, due = await batch.execute()
     if running is not None:
         return Cancellation(queue, job_id, "stopping", reason)
     if due is not None:  # let a worker end it now, not next week
-        # Only here: a Queue reads 35 scripts from disk and asks for the version, most of the time of a cancellation.
-        with contextlib.suppress(Exception):  # it left the delayed ones this very moment
+        # Only here: a Queue reads 35 scripts from disk and asks for the version, most of a cancellation's time.
+        with contextlib.suppress(Exception):  # it has just left the delayed set
             job: Any = await Queue(queue, {"connection": redis, "prefix": prefix}).getJob(job_id)
             await job.promote()
     return done
@@ -120,7 +120,7 @@ class _Worker(Protocol):
 
 
 class CancelWatcher(Periodic):
-    """Stops what is running here and was cancelled elsewhere. One per worker process; drains like a worker."""
+    """Stops jobs that run here and were cancelled elsewhere. One per worker process; drains like a worker."""
 
     def __init__(self, redis: Redis, workers: Sequence[_Worker], *, every: float = 0.5) -> None:
         super().__init__("looking for cancelled jobs", self._look_at_all, every=every)
@@ -130,7 +130,7 @@ class CancelWatcher(Periodic):
     async def _look_at_all(self) -> None:
         for worker in self._workers:
             if running := list(worker.active):
-                # A poll, not pub/sub: a message sent while the connection is being restored is gone for good.
+                # A poll, not pub/sub: a message sent while the connection is being restored is lost.
                 reasons = await self._redis.hmget(f"{worker.prefix}:{worker.name}:cancel", running)
                 for job_id, reason in zip(running, reasons, strict=True):
                     if reason is not None:

@@ -1,9 +1,9 @@
-"""Long work resumes where it was, not at the start.
+"""Long work resumes where it stopped, not at the start.
 
-Promise: after a crash the next run starts from the last saved state, so at most one batch per crash is done
-again. The state and the rows it stands for can be saved in one transaction, then no row is written twice, not
-even by a run that was frozen, taken over by another one and then woke up: every run has a number (`fence`),
-and a save with a lower one than the latest is refused (`Overtaken`).
+Promise: after a crash the next run starts from the last saved state, so at most one batch per crash is
+repeated. The state and its rows can be saved in one transaction; then no row is written twice, not even by a run
+that was frozen, replaced and then woke up: every run has a number (`fence`), and a save with a number below the
+latest is refused (`Overtaken`).
 
 It does not hold for effects outside the database that happen between two checkpoints: give those a provider
 idempotency key per batch. A job that is enqueued again under its old key, instead of replayed, starts from the
@@ -97,7 +97,7 @@ async def close(tx: AsyncConnection, key: str, fence: int) -> None:
 
 
 async def purge(store: AsyncEngine, older_than: float) -> int:
-    """Drop what is older than that many seconds: states of jobs that are gone, fences of runs that ended."""
+    """Drop rows older than that many seconds: states of jobs that are gone, fences of runs that ended."""
     async with begin(store) as tx:
         aged = checkpoints.c.saved_at < time.time() - older_than
         return (await tx.execute(delete(checkpoints).where(aged))).rowcount

@@ -5,16 +5,16 @@
 
 Promise: while it is open no call is made, by any process. Then exactly one caller probes; a probe whose process
 dies or freezes frees its place after `lease` seconds. A refused caller gets `BreakerOpen`, a `ResourceBusy` with
-`retry_after`: its job waits and consumes no attempt. Calls that were under way when it opened cannot be called
-back, so the dead provider sees at most `failures` plus those, and later results of theirs count for nothing.
+`retry_after`: its job waits and consumes no attempt. Calls under way when it opens cannot be recalled,
+so the dead provider sees at most `failures` plus those, and their later results do not count.
 
-What counts: every exception but the ones below, and a call of more than `slow` seconds, also one that a deadline
+What counts: every exception except those below, and a call longer than `slow` seconds, even one that a deadline
 cancelled. `Permanent` is the caller's fault and says nothing about the other side; `RateLimited` is an answer,
-so the other side lives. Neither opens it. `Cancelled`, `ResourceBusy`, `Snooze` and shutdown say nothing.
+so the other side is alive. Neither opens it. `Cancelled`, `ResourceBusy`, `Snooze` and shutdown say nothing.
 
 When it does not hold: Redis away (asked for at most `ANSWER_SECONDS`): `on_outage="allow"`, the default, lets the
-call go, because a queue whose Redis is gone starts no new jobs anyway; "refuse" is for calls made elsewhere.
-A probe frozen (SIGSTOP) for longer than its lease and then resumed finishes its call beside the next one.
+call through, because a queue whose Redis is gone starts no new jobs anyway; "refuse" is for calls made elsewhere.
+A probe frozen (SIGSTOP) for longer than its lease and then resumed finishes its call beside the next probe's.
 """
 
 import asyncio
@@ -59,10 +59,10 @@ class BreakerState:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """Leave to make one call."""
+    """Permission for one call."""
 
     token: str
-    epoch: int  # of the breaker; results of an earlier one count for nothing
+    epoch: int  # of the breaker; results of an earlier one do not count
     began: float
     renewing: asyncio.Task[None] | None = None
 
@@ -149,7 +149,7 @@ class CircuitBreaker:
         if not permit.token or (verdict == "none" and permit.renewing is None):
             return
         limits = [self._failures, self._share, self._slot, int(self._cooldown * 1000)]
-        # Shielded: a cancelled call must still give its verdict, or a probe's place stays taken for a lease.
+        # Shielded: a cancelled call must still report its verdict, or a probe's place stays taken for a lease.
         await asyncio.shield(asyncio.create_task(self._report([permit.token, permit.epoch, verdict, *limits])))
 
     async def _report(self, args: list[Any]) -> None:
@@ -160,9 +160,9 @@ class CircuitBreaker:
                 log.warning("circuit breaker", extra={"fields": {"breaker": self.name, "now": changed}})
 
     async def _keep(self, token: str) -> None:
-        """Renew a probe's lease as long as its call runs."""
-        # Not `while True`: a cancellation that hits a command in the middle can get lost in the client, and the
-        # loop of a program that wants to end would wait for this task forever.
+        """Renew a probe's lease while its call runs."""
+        # Not `while True`: a cancellation in the middle of a command can get lost in the client, and a program
+        # that wants to end would wait for this task forever.
         while token in self._probing:
             await asyncio.sleep(self._lease / 3)
             with contextlib.suppress(RedisError, OSError):
@@ -174,7 +174,7 @@ class CircuitBreaker:
             return "failed"
         if error is None or isinstance(error, RateLimited):
             return "ok"
-        # CancelledError and KeyboardInterrupt are no Exceptions: somebody else ended the call.
+        # CancelledError and KeyboardInterrupt are not Exceptions: somebody else ended the call.
         return "none" if isinstance(error, NO_VERDICT) or not isinstance(error, Exception) else "failed"
 
 

@@ -1,10 +1,10 @@
-"""Jobs carry references, not loads: what is big is stored outside the queue and fetched by the worker.
+"""Jobs carry references, not bulk: large data is stored outside the queue and fetched by the worker.
 
 Promise: a payload over the limit is refused where it is made (`PayloadTooLarge`), so Redis holds small jobs
 only. A stored blob is there, whole, before its `Claim` can be sent, and is checked against size and SHA-256
 when it is fetched. Blobs whose owner (a job, a row) is gone are deleted by `sweep`; a blob of a living owner
-never is, whenever a process is killed: the blob comes first, then its owner, and what is younger than `grace`
-is left alone, so a crash in between leaves garbage for the next sweep and never a claim without its blob.
+never is, whenever a process is killed: the blob is written before its owner, and blobs younger than `grace` are
+kept. A crash in between leaves garbage for the next sweep, never a claim without its blob.
 
 It does not hold when a producer takes longer than `grace` from `put` to its owner, nor when workers do not
 see the producers' folder: on several machines use a shared folder, or an object store behind the same calls.
@@ -51,7 +51,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _CHUNK = 1024 * 1024
 
 Owner = tuple[str, str]  # (kind, id): ("documents", document id), or (queue, job id)
-InUse = Callable[[Sequence[str]], Awaitable[Collection[str]]]  # given references, those that somebody needs
+InUse = Callable[[Sequence[str]], Awaitable[Collection[str]]]  # of these references, those still needed
 
 
 class PayloadTooLarge(Permanent):
@@ -71,7 +71,7 @@ class BlobDamaged(Permanent):
 
 
 class Claim(BaseModel):
-    """What travels in the job instead of the load."""
+    """What travels in the job instead of the data."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -81,7 +81,7 @@ class Claim(BaseModel):
 
 
 def check_size(data: Any, limit: int = MAX_PAYLOAD) -> None:
-    """Raise `PayloadTooLarge` when `data` is longer than `limit` bytes of JSON, `NotJson` when it has none."""
+    """Raise `PayloadTooLarge` when `data` is longer than `limit` bytes of JSON, `NotJson` if it cannot be JSON."""
     _check_text(dumps(data), limit)
 
 
@@ -106,23 +106,23 @@ class Blobs:
         self._max_bytes = max_bytes
 
     async def put(self, source: bytes | Path, owner: Owner) -> Claim:
-        """Store it for `owner`, which may be added after this has returned."""
+        """Store it for `owner`; add the owner after this returns."""
         return await asyncio.to_thread(self._put, source, owner)
 
     async def fetch(self, claim: Claim) -> Path:
-        """Where the blob lies, after it was compared with the claim."""
+        """The blob's path, after a check against the claim."""
         return await asyncio.to_thread(self._verified, claim)
 
     async def read(self, claim: Claim) -> bytes:
         return await asyncio.to_thread(lambda: self._verified(claim).read_bytes())
 
     async def sweep(self, kind: str, in_use: InUse, *, grace: float = 3600.0, page: int = 500) -> SweptBlobs:
-        """Delete the `kind` of blobs that are older than `grace` seconds and not in use. It may run anywhere,
+        """Delete blobs of this `kind` that are older than `grace` seconds and not in use. Run it anywhere,
         any number of times; when `in_use` raises (Redis is away), nothing is deleted."""
         kept = deleted = freed = 0
         owners = await asyncio.to_thread(lambda: [path.name for path in _folders(self._folder / kind)])
         for start in range(0, len(owners), page):
-            # Age first, use second: what gets its owner between the two is young, and left alone.
+            # Age first, then use: a blob that gets its owner in between is young, and kept.
             some = [(kind, owner) for owner in owners[start : start + page]]
             old = await asyncio.to_thread(self._older_than, some, time.time() - grace)
             needed = set(await in_use(list(old))) if old else set()
@@ -176,13 +176,13 @@ class Blobs:
                 old |= {f"{kind}/{owner}/{path.name}": path for path in paths}
                 if not paths and folder.stat().st_mtime < then:
                     with contextlib.suppress(OSError):
-                        folder.rmdir()  # refuses when there is a blob in it
+                        folder.rmdir()  # fails if a blob is in it
         return old
 
 
 def needed_by_jobs(redis: Redis, *others: InUse, prefix: str = "bull") -> InUse:
-    """For blobs owned by jobs (kind: the queue): the job is in Redis, or one of `others` needs it, asked after Redis,
-    the way jobs go: `dead_letter.needed_by_dead_letters(store)`."""
+    """For blobs owned by jobs (kind: the queue): kept while the job is in Redis or one of `others` needs it. Those are
+    asked after Redis, the way jobs move: `dead_letter.needed_by_dead_letters(store)`."""
 
     async def in_use(refs: Sequence[str]) -> set[str]:
         owners = {ref: (ref.split("/")[0], ref.split("/")[1]) for ref in refs}
@@ -199,7 +199,7 @@ def needed_by_jobs(redis: Redis, *others: InUse, prefix: str = "bull") -> InUse:
 
 
 def max_payload(limit: int = MAX_PAYLOAD) -> Step:
-    """Refuse jobs of foreign producers that carry a load."""
+    """Refuse oversized jobs of foreign producers."""
 
     @before("payload")
     async def max_payload(run: JobContext, call_next: CallNext) -> Any:
@@ -226,7 +226,7 @@ def small(limit: int = MAX_PAYLOAD) -> AddStep:
 def _create(path: Path) -> BinaryIO:
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # a sweep took the empty folder away in between
+        with contextlib.suppress(FileNotFoundError):  # a sweep removed the empty folder
             return path.open("xb")
 
 

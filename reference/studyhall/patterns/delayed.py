@@ -3,8 +3,8 @@
 Promise: a job enqueued with `delay=after(…)` or `delay=at(…)` occupies nothing but its place in Redis,
 survives every restart, and starts on time: within 150 ms for 95 of 100 on an idle `ReliableWorker` (the
 stock worker rounds up to whole seconds, and is minutes late when redis-py's default timeout cuts its wait
-short). `reschedule` moves it, `withdraw` takes it back as if it had never been enqueued; both are atomic: they
-find it waiting, or say that it has started. To end one that may have started, and for good, use `cancel`.
+short). `reschedule` moves it, `withdraw` removes it as if it had never been enqueued; both are atomic: they
+find it waiting, or say that it has started. To stop one that may have started, use `cancel`.
 
 Clocks: a `ReliableWorker` judges what is due by the clock of the Redis server, so its own may be wrong. The due
 time is written by the producer: with `at` it is that moment whatever the producer's clock says, with `after` it is
@@ -69,7 +69,7 @@ def after(*, days: float = 0, hours: float = 0, minutes: float = 0, seconds: flo
 
 
 def at(moment: datetime, *, now: float | None = None) -> float:
-    """The delay until that moment. It needs a time zone: 09:00 is another moment on every server."""
+    """The delay until that moment, which needs a time zone: 09:00 differs between servers."""
     if moment.tzinfo is None:
         raise InvalidDelay(f"{moment.isoformat()} has no time zone: say which, for example tzinfo=UTC")
     delay = moment.timestamp() - (time.time() if now is None else now)
@@ -88,7 +88,7 @@ async def reschedule(producer: _Producer, ref: JobRef, delay: float) -> None:
 
 
 async def withdraw(producer: _Producer, ref: JobRef) -> None:
-    """Take the delayed or waiting job back. Its key may be used again."""
+    """Remove the delayed or waiting job. Its key may be used again."""
     queue = producer.queue(ref.queue)
     async with producer.bounded():
         state = await queue.getJobState(ref.id)
@@ -99,7 +99,7 @@ async def withdraw(producer: _Producer, ref: JobRef) -> None:
 
 
 async def due_at(producer: _Producer, ref: JobRef) -> float | None:
-    """When the delayed job will start, in seconds since 1970; None if it is not waiting for that."""
+    """When the delayed job will start, in seconds since 1970; None if it is not delayed."""
     async with producer.bounded():
         score = await producer.redis.zscore(producer.queue(ref.queue).toKey("delayed"), ref.id)
     return None if score is None else score // 0x1000 / 1000

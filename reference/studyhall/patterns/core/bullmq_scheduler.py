@@ -1,4 +1,4 @@
-"""BullMQ's job scheduler by the clock of the Redis server, with BullMQ's own scripts.
+"""BullMQ's job scheduler on the Redis server's clock, with BullMQ's own scripts.
 
 Promise: the next tick is a slot after `now`, which the caller takes from the server. bullmq's own
 `JobScheduler` takes the clock of whichever process calls it: a worker an hour ahead moved the next tick by an
@@ -31,7 +31,7 @@ async def add(
     repeat: Mapping[str, Any],
     now: int,
 ) -> None:
-    """Let `scheduler` make its next job at `slot`; the one that waits for an earlier definition is replaced."""
+    """Let `scheduler` make its next job at `slot`; one waiting by an earlier definition is replaced."""
     scripts = queue.backend.scripts
     repeat = {**repeat, "startDate": slot} if "every" in repeat else dict(repeat)
     job_options = _next_options(options, {**repeat, "count": 1}, scheduler, slot, now)
@@ -53,12 +53,12 @@ async def add(
 
 
 async def advance(backend: Any, job: Job, now: int) -> None:
-    """A tick that starts brings the next one about; a second call for the same tick changes nothing."""
+    """Plan the next tick when one starts; a second call for the same tick changes nothing."""
     scripts, repeat = backend.scripts, dict(job.opts.get("repeat") or {})
     count, limit, end = repeat.get("count", 0) + 1, repeat.get("limit"), repeat.get("endDate")
     if (limit is not None and count > limit) or (end is not None and now > end):
         return
-    slot = now  # of an interval the script computes the slot
+    slot = now  # for an interval the script computes the slot
     if repeat.get("pattern"):
         after = max(now, job.opts.get("prevMillis") or 0)
         slot = default_repeat_strategy(after, repeat)

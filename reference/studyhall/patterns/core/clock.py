@@ -1,9 +1,9 @@
 """Work that is repeated inside a process until it is told to stop.
 
-Promise: an error is reported and the next round comes all the same, also after a `CancelledError` that escaped from
-somewhere inside; a round that says there is more to do is followed by the next one at once; `stop` lets the round under
-way finish. `run` returns after `stop` and never otherwise, except by cancellation.
-It is not a schedule: every process has its own rounds. What must happen once for all of them belongs in one.
+Promise: an error is reported and the next round comes anyway, even after a `CancelledError` that escaped from inside;
+a round that says there is more to do is followed by the next at once; `stop` lets the current round finish. `run`
+returns only after `stop` or by cancellation.
+It is not a schedule: every process has its own rounds. What must happen once for all belongs in `schedule`.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ class Periodic:
         on_error: Callable[[BaseException], float | None] | None = None,
     ) -> None:
         """`work` returns True to be called again at once, or the seconds until the next round. `retry`: the pause
-        after an error, where that is not `every`. `jitter`: processes must not work in step. `on_error` is told of
-        every error instead of the log, and may return the pause."""
+        after an error, if not `every`. `jitter`: processes must not work in step. `on_error` gets every error
+        instead of the log, and may return the pause."""
         self._name, self._work, self._every, self._jitter = name, work, every, jitter
         self._retry = every if retry is None else retry
         self._on_error = on_error
@@ -67,7 +67,7 @@ class Periodic:
         self._woken.set()
 
     def stop(self) -> None:
-        """After the round under way."""
+        """After the current round."""
         self._stop.set()
         self._woken.set()
 
@@ -76,7 +76,7 @@ class Periodic:
         return self._stop.is_set()
 
     async def drain(self, grace: float) -> list[str]:
-        """As of a worker."""
+        """Like a worker's."""
         self.stop()
         return []
 
@@ -85,7 +85,7 @@ class Periodic:
             pause = self._on_error(error)
             return self._retry if pause is None else pause
         if not self._failing:  # once per outage: every round of it would be a flood
-            # Where we stood when a server went away says nothing. By name: this module needs no package.
+            # The traceback of an outage says nothing. By name: this module needs no package.
             away = _AWAY & {kind.__name__ for kind in type(error).__mro__}
             words = self._name, type(error).__name__, describe(error), self._retry
             log.error("%s failed: %s: %s; trying again every %g s", *words, exc_info=None if away else error)

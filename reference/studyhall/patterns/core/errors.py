@@ -38,7 +38,7 @@ __all__ = [
     "FailedTwin",
     "Overloaded",
     "QueueUnavailable",
-    # what a bare processor raises: `retry.decide` makes them of the above
+    # what a bare processor raises: `retry.decide` maps the above to them
     "FailPermanently",
     "RetryLater",
     # words about an error
@@ -70,7 +70,7 @@ class RateLimited(JobError):
 
 
 class ResourceBusy(JobError):
-    """A resource we share is taken (pool, seat, lock): wait a little, consuming no attempt."""
+    """A shared resource is taken (pool, seat, lock): wait a little, consuming no attempt."""
 
     def __init__(self, message: str = "resource busy", *, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -107,7 +107,7 @@ class RetryLater(Exception):
 
 
 class FailPermanently(Exception):
-    """Move the job to the failed ones now, whatever attempts are left. `trace`: see `RetryLater`."""
+    """Fail the job now, whatever attempts are left. `trace`: see `RetryLater`."""
 
     def __init__(self, reason: str, *, trace: str | None = None) -> None:
         super().__init__(reason)

@@ -65,7 +65,7 @@ class UnknownEventType(InvalidEvent):
 class Event(BaseModel):
     """One fact about one aggregate. `id` names it forever: publish id, dedup key, job id derive from it."""
 
-    # Extension attributes nobody here knows pass through untouched.
+    # Unknown extension attributes pass through untouched.
     model_config = ConfigDict(frozen=True, extra="allow")
 
     specversion: Literal["1.0"] = "1.0"
@@ -90,7 +90,7 @@ class Event(BaseModel):
 
     @property
     def fact(self) -> list[Any]:
-        """What is true whoever sends it: time and trace may differ between copies of a producer that retries."""
+        """What is true whoever sends it; time and trace may differ when a producer retries."""
         return [self.type, self.subject, self.data]
 
     def encode(self) -> bytes:

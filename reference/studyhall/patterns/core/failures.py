@@ -1,4 +1,4 @@
-"""The errors that code meets which only enqueues or stores, and words about any error. `errors` offers them too."""
+"""Errors for code that only enqueues or stores, and text about any error. `errors` offers them too."""
 
 import re
 
@@ -53,6 +53,6 @@ def describe(error: BaseException, limit: int = MAX_TEXT) -> str:
     """What the error says, or its class if it says nothing: never raises, whatever its `__str__` does."""
     try:
         text = str(error)
-    except BaseException:  # a panic of Rust code is no Exception
+    except BaseException:  # a panic of Rust code is not an Exception
         text = ""
     return clean_text(text or type(error).__name__, limit)

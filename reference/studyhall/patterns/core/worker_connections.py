@@ -1,9 +1,9 @@
 """The Redis clients of a worker: for its commands, for waiting, for events, and for the thread that renews locks.
 
-Promise: a blocking read outlives its own block time, and no connection stays with a server that was demoted. What may
-be repeated is for the worker to know, so none of them repeats a command (but for reading events, which is harmless).
+Promise: a blocking read outlives its own block time, and no connection stays with a server that was demoted. Only
+the worker knows what may be repeated, so no client repeats a command (except reading events, which is harmless).
 
-A user with few rights: this line suffices (the prefixes of other patterns you use come on top as `~prefix:*`).
+For a user with few rights this line suffices (add the prefixes of other patterns you use as `~prefix:*`).
 
     ACL SETUSER worker on >password ~bull:* +@all -@dangerous +info +client|unblock
 
@@ -32,15 +32,15 @@ BLOCKING_SECONDS = 30.0
 
 
 def worker_client(url: str, kind: type[C], *, name: str | None = None) -> C:
-    """For a worker's own commands, in its own class of client. No retries: only it knows what may be repeated."""
-    # RESP2: no push messages may stand between the pipelined replies, which are matched by order alone.
+    """For a worker's own commands, with its own client class. No retries: only it knows what may be repeated."""
+    # RESP2: push messages must not come between pipelined replies, which are matched by order alone.
     client = build_client(
         kind,
         url,
         retry=Retry(NoBackoff(), 0),
         protocol=2,
         client_name=name,
-        max_connections=500,  # beyond it redis-py raises instead of waiting; processors log and read at once
+        max_connections=500,  # beyond it redis-py raises instead of waiting; processors log and read concurrently
         socket_connect_timeout=2.0,
         socket_timeout=5.0,
     )
@@ -48,10 +48,10 @@ def worker_client(url: str, kind: type[C], *, name: str | None = None) -> C:
 
 
 def blocking_client(url: str, *, name: str | None = None, patience: float = BLOCKING_SECONDS) -> Redis:
-    """For BZPOPMIN and XREADGROUP: its own connection, so that a wait never stands before a command.
+    """For BZPOPMIN and XREADGROUP: its own connection, so that a wait never blocks a command.
 
     `patience` is how long an answer may take, and must exceed the longest block time. It is also how long a
-    connection that died without a word (a NAT forgot it) goes unnoticed.
+    connection that died silently (a NAT forgot it) goes unnoticed.
     """
     client = build_client(
         Redis, url, retry=Retry(NoBackoff(), 0), client_name=name, socket_connect_timeout=2.0, socket_timeout=patience
@@ -104,7 +104,7 @@ class _Named:
 
 
 class _WatchedSync:
-    """The same for the thread that renews locks, and what `connections` does for the others."""
+    """`_Named` and `connections._Watched`, for the thread that renews locks."""
 
     def on_connect_check_health(self, *args: Any, **options: Any) -> None:
         connection: Any = super()
