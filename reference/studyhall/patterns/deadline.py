@@ -121,7 +121,7 @@ async def run_within(
 
 
 def within_deadline(default: float = 60.0, *, grace: float = 5.0) -> Step:
-    """Stop the work at the limit of its kind of job, `default` seconds where that has none."""
+    """Stop the work at the limit of its job type, or after `default` seconds."""
 
     async def within_deadline(run: JobContext, call_next: CallNext) -> Any:
         run.limit = run.deadline.limit_for(run.attempt) if run.deadline else default
@@ -155,7 +155,7 @@ def uncharged() -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def owned_process(*argv: str, **options: Any) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A subprocess that never outlives the block: however it ends, the whole process group gets SIGKILL."""
+    """A subprocess that never outlives the block: at its end the whole process group gets SIGKILL."""
     process = await asyncio.create_subprocess_exec(*argv, start_new_session=True, **options)
     try:
         yield process

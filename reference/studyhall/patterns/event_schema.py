@@ -8,7 +8,7 @@ The version is part of the type (`order.placed.v2`), so brokers can route by it 
 heard of v3 says so instead of misreading it. Renaming a field means a new version plus one upcaster.
 
 When it does NOT hold: an upcaster can only use what the old event carries; a field that was never recorded
-needs a default or a new event type. Nobody checks the order of deployment: consumers of v2 go first.
+needs a default or a new event type. The order of deployment is not checked: consumers of v2 go first.
 """
 
 from collections.abc import Callable, Mapping

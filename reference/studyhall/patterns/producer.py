@@ -1,4 +1,4 @@
-"""The one way jobs get into a queue: named by business key, bounded, never hanging, and dressed by a list of steps.
+"""The one way jobs get into a queue: named by business key, bounded, never hanging, and prepared by a list of steps.
 
     producer = Producer(
         url, validated(jobs), tracing_adds(), small(), signing(signer), admission=Admission(…), flows=Flows()
@@ -46,7 +46,7 @@ __all__ = ["FailedTwin", "JobRef", "JobRequest", "KeyTaken", "Producer", "QueueU
 MAX_ADDS = 16  # at once, by one producer: more would only open more connections
 DAY = 24 * 3600
 MAX_DELAY = 366 * DAY
-# How long finished jobs stay, which otherwise is forever: what `retention.DEFAULT` says.
+# How long finished jobs stay (otherwise forever), as in `retention.DEFAULT`.
 KEPT = {
     "removeOnComplete": {"count": 1_000, "age": DAY},
     "removeOnFail": {"age": 14 * DAY},
@@ -114,7 +114,7 @@ class Producer:
         return self._queues[name]
 
     def queue_of(self, name: str) -> str:
-        """The queue in which jobs of that type live."""
+        """The queue for jobs of that type."""
         if self._queue_of is None:
             raise ValueError(f"which queue is {name} for? Say JobRequest(…, queue=…), or add validated(jobs)")
         return str(self._queue_of(name))
@@ -161,7 +161,7 @@ class Producer:
     async def checked(self, request: JobRequest) -> JobRequest:
         """The request as it can be stored and enqueued later: all of it validated, its payload as JSON."""
         job = self._outgoing(request)
-        await self._through(list(_all(job)), partial(asyncio.sleep, 0))  # past the steps, into no queue
+        await self._through(list(_all(job)), partial(asyncio.sleep, 0))  # through the steps, into no queue
         return _as_json(job)
 
     async def admit(self, request: JobRequest) -> None:
@@ -170,7 +170,7 @@ class Producer:
             await self._admit(list(_all(self._outgoing(request))), look=True)
 
     def outgoing(self, ref: JobRef, request: JobRequest) -> Outgoing:
-        """The job of this request, undressed, with the options that every job gets."""
+        """The job of this request before any step, with the options that every job gets."""
         delay, data = request.delay, request.payload
         if not isinstance(delay, int | float) or not 0 <= delay <= MAX_DELAY:
             raise InvalidDelay(f"delay {str(delay)[:50]}: {InvalidDelay.__doc__}")
@@ -235,7 +235,7 @@ class Producer:
             while self._idle:  # what ended this one has ended them all
                 await pool.release(self._idle.pop())
             raise
-        # Not to the pool: handing it back and out again would take a fifth of the time of an add.
+        # Not to the pool: returning and fetching it would take a fifth of the time of an add.
         self._idle.append(connection)
         return replies
 
@@ -285,8 +285,8 @@ def _asking(queue: Queue, kind: str) -> tuple[str, str]:
 
 @cache
 def _asking_script(script: str) -> tuple[str, str]:
-    """BullMQ silently ignores an id that is there, also one in the failed set. So its script is made to say what it
-    found: the score of the id among the failed, and the data that stands there. Its SHA-1, and its source."""
+    """BullMQ silently ignores an existing id, even one in the failed set. So its script is made to return what was
+    there: the id's score in the failed set, and its data. Returns SHA-1 and source."""
     source = f"""local failed = redis.call('ZSCORE', KEYS[#KEYS - 1], ARGV[#ARGV])
 local data = redis.call('HGET', KEYS[#KEYS], 'data')
 local function add()
@@ -304,7 +304,7 @@ async def _reply(connection: Any) -> Any:
 
 
 def _refuse_twins(jobs: Sequence[Outgoing], twins: Sequence[Sequence[Any]]) -> None:
-    """`found` under the id of each: its score among the failed, and its data."""
+    """`twins`: what was under each id: its score in the failed set, and its data."""
     failed: list[str] = []
     for job, (score, text) in zip(jobs, twins, strict=True):
         if text is None and score is None:
@@ -333,5 +333,5 @@ def _as_json(job: Outgoing) -> JobRequest:
 
 
 def _payload(data: Any) -> Any:
-    """What the key stands for: the payload, without what differs from one sending to the next."""
+    """What the key stands for: the payload, without what differs between sends."""
     return data["payload"] if isinstance(data, dict) and "v" in data and "payload" in data else data

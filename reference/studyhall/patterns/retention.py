@@ -8,8 +8,8 @@ finished job forever, kilobytes each for failed ones with their stack traces.
 Results that matter live in the database: whoever asks for a result after its job was evicted gets it from
 the idempotency marker (`Inbox.seen`), or from the rows that the job wrote.
 
-It does not hold for a queue that nobody works on: BullMQ evicts when a job finishes. Failed jobs are kept
-by age alone: with a count, a burst of failures evicts those that are not archived yet, and the eviction of a
+It does not hold for a queue without workers: BullMQ evicts when a job finishes. Failed jobs are kept
+by age alone: with a count, a burst of failures evicts those not archived yet, and the eviction of a
 failed child lets its parent run without it.
 """
 

@@ -48,8 +48,8 @@ __all__ = [
 ]
 
 SHORTEST_WAIT = 0.1  # "Retry-After: 0" consumes no attempt: without a floor it would be a hot loop
-OUTAGE_CAP = 60.0  # longest delay of a job that met an outage: the last one runs so long after its end
-NEVER = 1_000_000_000  # attempts that nothing makes; a number, because BullMQ stores it as one
+OUTAGE_CAP = 60.0  # longest delay of a job that met an outage, so how long after its end the last one runs
+NEVER = 1_000_000_000  # more attempts than ever happen; a number, because BullMQ stores it as one
 _system_random = random.Random()
 
 
@@ -59,9 +59,9 @@ AI = RetryPolicy(base=5, cap=300, attempts=3)  # a call costs money, and a provi
 
 
 def surviving(seconds: float, *, base: float = 1.0, cap: float = 30.0) -> RetryPolicy:
-    """Bridges an outage of that long at the worst draw of every pause, with as few attempts as do.
+    """Bridges an outage of that length at the worst draw of every pause, with as few attempts as possible.
 
-    After its end the last job waits for `cap` seconds at most.
+    After its end the last job waits at most `cap` seconds.
     """
     if not 0 <= seconds < math.inf:
         raise ValueError(f"an outage lasts some seconds, got {seconds}; to never give up: forever()")
@@ -101,7 +101,7 @@ def decide(  # noqa: PLR0911  one row per class of error
     """What to do after `error`. An unknown exception is transient: it ends visibly, dropped work would not.
 
     `attempts_made`: attempts consumed before this one, which is BullMQ's `attemptsMade` while the job runs.
-    `age`: seconds since it was due, or put back by a replay. `waits`: how often it waited already for free.
+    `age`: seconds since it was due, or put back by a replay. `waits`: how often it already waited for free.
     """
     policy = policy or DEFAULT
     error = _decisive(error)

@@ -48,7 +48,7 @@ Handler = Callable[[Any, P], Awaitable[Any]]
 Upcast = Callable[[dict[str, Any]], dict[str, Any]]
 MINUTE = Deadline(60.0)
 DEFAULT = RetryPolicy()
-BIG = 4_096  # letters, above which a payload is not encoded again
+BIG = 4_096  # characters above which a payload is not encoded again
 
 
 class UnknownJob(Permanent):
@@ -102,7 +102,7 @@ class JobType(Generic[P]):
 
 
 def typed(jobs: JobTypes, otherwise: Step | None = None) -> Step:
-    """Read the job as one of `jobs`. `otherwise` reads what is no envelope of ours: `plain(…)`."""
+    """Read the job as one of `jobs`. `otherwise` reads what is not our envelope: `plain(…)`."""
 
     @gives("payload")
     async def typed(run: JobContext, call_next: CallNext) -> Any:
@@ -140,8 +140,8 @@ def plain(
 
     `key` makes the business key of a payload, among the jobs of this name on this queue; without it the job is known
     by its id in its queue, and a producer that adds the same request twice makes two jobs with two effects. `kind`: one
-    key, one effect, whatever the jobs are named, because old senders say `refund` and new ones `task`. `retry`
-    decides, whatever `attempts` it set. A job that fails is kept by the worker's rule: its producer's `removeOnFail:
+    key, one effect, whatever the jobs are named: old senders say `refund`, new ones `task`. `retry` decides,
+    whatever `attempts` the producer set. A job that fails is kept by the worker's rule: the producer's `removeOnFail:
     true` would leave no dead letter.
     """
     limit = deadline if isinstance(deadline, Deadline) else Deadline(deadline)
@@ -197,7 +197,7 @@ def _is_envelope(data: object) -> bool:
 
 
 class Options(TypedDict, total=False):
-    """What may be said about a job type; see `JobType`."""
+    """Options of a job type; see `JobType`."""
 
     version: int
     queue: str
@@ -311,12 +311,12 @@ class JobTypes:
 
 
 def _dump(payload: BaseModel) -> dict[str, Any]:
-    check(payload.model_dump())  # before: JSON mode turns NaN into None without a word
+    check(payload.model_dump())  # before: JSON mode silently turns NaN into None
     return payload.model_dump(mode="json", by_alias=True)
 
 
 def _complaint(name: str, model: type[BaseModel], error: ValidationError) -> str:
-    """Where and how, never what. A key that is no field of the model came with the data: hidden too."""
+    """Where and how, never what. A key that is not a field of the model came with the data: hidden too."""
     known = {str(name) for name in model.model_fields}
     known |= {str(f.alias) for f in model.model_fields.values() if f.alias}
     faults = []

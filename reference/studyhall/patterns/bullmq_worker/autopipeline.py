@@ -110,7 +110,7 @@ class _Wire:
             return reply
         self._owed.append(reply)
         if not self._outbox:
-            self._loop.call_soon(self._flush)  # after every other task of this turn had its say
+            self._loop.call_soon(self._flush)  # after every other task of this turn
         self._outbox.append(hiredis.pack_command(args))
         return reply
 
@@ -139,7 +139,7 @@ class _Wire:
         # A demoted primary or one still loading: the next call must look for the server again.
         if isinstance(reply, NotPrimary | BusyLoadingError):
             self.close(reply)
-        if caller.done():  # cancelled meanwhile; its reply is taken off the wire all the same
+        if caller.done():  # cancelled meanwhile; its reply is read anyway
             return
         if isinstance(reply, Exception):
             caller.set_exception(reply)

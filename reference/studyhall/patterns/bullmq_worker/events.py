@@ -26,7 +26,7 @@ Report = Callable[[BaseException], None]
 
 
 def is_outage(error: BaseException) -> bool:
-    """Redis is away, starting, failing over, full or read-only: worth repeating, and no fault of the job."""
+    """Redis is away, starting, failing over, full or read-only: worth repeating, and not the job's fault."""
     if isinstance(error, ConnectionError | TimeoutError | ReadOnlyError | OutOfMemoryError | OSError):
         return True
     words = ("MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ")
@@ -44,7 +44,7 @@ class WorkerEvents:
         self._listeners.setdefault(event, []).append(listener)
 
     def off(self, event: str, listener: Callable[..., Any]) -> None:
-        """Nothing happens if it does not listen."""
+        """Does nothing if it does not listen."""
         self._listeners[event] = [other for other in self._listeners.get(event, ()) if other != listener]
 
     def emit(self, event: str, *args: Any) -> None:
@@ -74,7 +74,7 @@ class WorkerEvents:
             self.failure(error)
 
     def failure(self, error: BaseException) -> None:
-        """Report it, unless Redis is away and that was just said: every try of every job is a flood."""
+        """Report it, unless Redis is away and that was just said: every try of every job would be a flood."""
         if is_outage(error):
             now = time.monotonic()
             self._away_since = self._away_since or now
@@ -84,7 +84,7 @@ class WorkerEvents:
         self.report(error)
 
     def redis_answered(self) -> bool:
-        """Say so if it had been away; True then."""
+        """Log it if Redis had been away; True then."""
         if not self._away_since:
             return False
         log.warning("queue %s: Redis is back after %.1f s", self._name, time.monotonic() - self._away_since)
@@ -102,7 +102,7 @@ class WorkerEvents:
             self._log(error)
 
     def _log(self, error: BaseException) -> None:
-        # Where we stood when Redis went away says nothing.
+        # The traceback of an outage says nothing.
         trace = None if is_outage(error) else error
         log.error("queue %s: %s: %s", self._name, type(error).__name__, describe(error), exc_info=trace)
 

@@ -64,7 +64,7 @@ class Found(NamedTuple):
 
     fields: dict[str, str] | None = None  # the raw job, or None
     job_id: str = ""
-    limited_ms: float = 0  # rate limit: nothing before that long from now
+    limited_ms: float = 0  # rate limit: nothing starts for this long
     next_at_ms: float = 0  # epoch of the next delayed job
 
 
@@ -147,11 +147,11 @@ class JobLedger:
         return next_job
 
     async def waiting(self, run: Run, fields: dict[str, str]) -> None:
-        """Back to the waiting ones at once, consuming an attempt. This script hands out no next job."""
+        """Back to waiting at once, consuming an attempt. This script hands out no next job."""
         lifo = bool(run.job.opts.get("lifo"))
         scripts = self.backend.scripts
         keys, args = scripts.retryJobArgs(run.job_id, lifo, run.token, {"fieldsToUpdate": fields})
-        args[1] = self.clock.millis()  # bullmq took its own clock; the script starts delayed jobs by it
+        args[1] = self.clock.millis()  # bullmq used its own clock; the script starts delayed jobs by it
         await self._write(run, "retryJob", keys, args, ("waiting", "prioritized"))
         run.job.attemptsMade += 1
 
@@ -212,7 +212,7 @@ class JobLedger:
         try:
             reply = await self.repeat(once)
         except ResponseError as broken:
-            # If our change is through, it was the next job that broke the script off.
+            # If our change got through, it was the next job that broke the script.
             if await self.repeat(lambda: self.backend.getState(run.job_id)) not in done:
                 raise
             return await self._half_taken(run.token, broken)
@@ -227,8 +227,8 @@ class JobLedger:
         raise ChangeRefused(str(error), reply)
 
     async def _half_taken(self, token: str, error: ResponseError) -> Found:
-        """The script that hands out a job broke off (`HINCRBY ats` on text): the job is active and locked by us.
-        Where its key is no hash (WRONGTYPE) there is no job: nobody could end it, so its id leaves the queue."""
+        """The script that hands out a job failed midway (`HINCRBY ats` on text): the job is active and locked by us.
+        If its key is not a hash (WRONGTYPE) there is no job: nobody could end it, so its id leaves the queue."""
         conn, key = self.backend.conn, self.backend.keys
         no_hash = str(error).startswith("WRONGTYPE")
         if no_hash or "not an integer" in str(error):
@@ -238,7 +238,7 @@ class JobLedger:
                 if lock == token and no_hash:
                     await conn.lrem(key["active"], 0, job_id)
                     await conn.delete(f"{key['']}{job_id}:lock")
-                    self.on_outage(ValueError(f"{key['']}{job_id} is no job but of another type: taken off the queue"))
+                    self.on_outage(ValueError(f"{key['']}{job_id} is not a job but another type: taken off the queue"))
                     return Found()
                 if lock == token:
                     return Found(await conn.hgetall(key[""] + job_id), job_id)

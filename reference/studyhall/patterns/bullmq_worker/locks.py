@@ -113,9 +113,9 @@ class LockKeeper(Generic[H]):
 
     def _sweep(self, sweep: Callable[..., list[str]]) -> None:
         names = ("stalled", "wait", "active", "stalled-check", "meta", "paused", "marker", "events", "repeat")
-        # Who checked last refuses everybody else's check for its own interval. BullMQ's workers hold their key for
-        # 30 s: beside one of them jobs came back after 54 s. So our workers agree on a key of their own. More checks
-        # do no harm, because the script moves only jobs that have no lock.
+        # A check blocks everybody else's for its worker's interval. BullMQ's workers hold their key for 30 s: beside
+        # one of them jobs came back after 54 s. So our workers have their own key. More checks do no harm, because
+        # the script moves only jobs that have no lock.
         keys = {**self._keys, "stalled-check": self._keys["stalled-check"] + ":reliable"}
         # The last argument is how long other checks are refused. With the full interval a single worker that
         # wakes a millisecond early would be refused by its own last check, and every second one be skipped.

@@ -82,8 +82,8 @@ class Outcomes:
                 await self.release(run)
                 return None
             case Exception() | asyncio.CancelledError() if loop_ends and run.cancelled is None:
-                # sys.exit() in a task that a processor started ends the loop, and nobody knows whose it was: released,
-                # the culprit would end every next worker too, and no budget would count it.
+                # sys.exit() in a task that a processor started ends the loop, and nobody knows whose it was. If
+                # released, the culprit would end every next worker too, and no budget would count it.
                 raise LockLost(f"job {run.job_id} ran when its event loop was ended: that is a crash, it comes back")
             case AbortError() if run.cancelled is not None:
                 return await self._fail(run, error, fetch)
@@ -96,7 +96,7 @@ class Outcomes:
         return await self._fail_attempt(run, error, fetch)
 
     async def release(self, run: Run) -> None:
-        # To the delayed ones with no delay: the only script that consumes no attempt and counts no stall.
+        # To the delayed set with no delay: the only script that consumes no attempt and counts no stall.
         await self._ledger.delayed(run, 0, consume=False, fields=None, fetch=False)
         self.released.append(run.job_id)
         self._events.emit("released", run.job)

@@ -5,7 +5,7 @@ been set (digits in quotes are taken as the number), and `Reading.repairs` are t
 BullMQ's scripts trip over them half-way: `atm = "x"` leaves a job in no state at all, and a `stacktrace` of
 null stops every tool that lists the failed jobs. A job without name, data or options that can be parsed
 comes as `problem`: fail it and keep what it was.
-It does not judge the data: that is the processor's.
+It does not judge the data: that is the processor's job.
 """
 
 import json
@@ -45,10 +45,7 @@ def read_job(queue: Any, fields: Mapping[str, str], job_id: str) -> Reading:
             repairs["opts"] = text
             ignored += wrong
         job = Job.fromJSON(queue, {**fields, **repairs} if repairs else fields, job_id)
-        job.stored = (
-            job.data,
-            fields.get("data"),
-        )  # what is read from the text is read from it once: see `JobContext.text`
+        job.stored = (job.data, fields.get("data"))  # so that it is parsed once: see `JobContext.text`
         if not job.name:
             raise ValueError("it has no name; was it evicted? Redis needs maxmemory-policy noeviction")
         return Reading(job, repairs, ignored=ignored)
@@ -63,7 +60,7 @@ def _repairs(fields: Mapping[str, str]) -> dict[str, str]:
     for name in COUNTERS:
         if name in fields and not _is_count(fields[name]):
             new[name] = str(_number(fields[name]) or 0)
-    # Of BullMQ 3; it stands before `atm`, which alone is counted: such a job never ends.
+    # From BullMQ 3; it overrides `atm`, which alone is counted: such a job never ends.
     if fields.get("attemptsMade"):
         made = [_number(text) or 0 for text in (fields["attemptsMade"], fields.get("atm"))]
         new |= {"atm": str(max(made)), "attemptsMade": ""}
@@ -79,11 +76,11 @@ def _repairs(fields: Mapping[str, str]) -> dict[str, str]:
 
 
 def _options(text: str) -> tuple[str, list[str]]:
-    """The options without what is not of BullMQ's form, and what that was."""
+    """The options in BullMQ's form, and the names of those that were not."""
     return (text, []) if _is_sound(_JOB_ID.sub("", text, 1)) else _cleaned(text)
 
 
-@lru_cache(maxsize=256)  # but for their ids, most jobs of a queue bring the same
+@lru_cache(maxsize=256)  # apart from ids, most jobs of a queue have the same
 def _is_sound(text: str) -> bool:
     try:
         return not _cleaned(text)[1]

@@ -15,15 +15,14 @@ Promise
 
 It does not make a processor run only once: a lost lock or a crash means that the job runs again. Use the
 idempotency pattern for effects. sys.exit() in a task that the processor itself starts (TaskGroup, gather, and
-on Python 3.11 wait_for) ends the process: asyncio raises it out of the loop. What ran there comes back as after any
-crash, until a crash budget (`stall_budget`, or `max_stalled`) gives the culprit up. An id whose
-Redis key is no hash is no job: it is reported and taken off the queue. As a delayed one it breaks BullMQ's script
-off after that removed all that were due: those are in no state, and only a reconciliation finds them. Only
-Redis/Valkey from 6.2, no Cluster. Sync processors are refused.
+on Python 3.11 wait_for) ends the process: asyncio raises it out of the loop. Its jobs come back as after any
+crash, until a crash budget (`stall_budget`, or `max_stalled`) ends the culprit. An id whose Redis key is not a hash
+is not a job: it is reported and removed from the queue. If it was delayed, BullMQ's script aborts after it has
+removed all due jobs from their set: those are in no state, and only a reconciliation finds them. Needs Redis/Valkey
+6.2 or later, not Cluster. Sync processors are refused.
 
-The parts: `autopipeline` (speed), `lock_keeper` (locks, stalled jobs), `bullmq_ledger` (state changes),
-`bullmq_reading` (jobs of any origin), `bullmq_outcomes` (what a processor's exception means), `worker_events`
-(listeners, errors).
+The parts: `autopipeline` (speed), `locks` (renewal, stalled jobs), `ledger` (state changes), `reading` (jobs of any
+origin), `outcomes` (what a processor's exception means), `events` (listeners, errors).
 """
 
 import asyncio
@@ -60,9 +59,9 @@ POLL_SECONDS = 2.0  # longest wait for a marker; bounds the harm of one that a d
 WAITER_SECONDS = POLL_SECONDS + 3  # until the waiting connection counts as dead
 CLEANUP_SECONDS = 5.0  # what a cancelled processor gets to clean up
 FIRST_VERSION = "6.2.0"  # the oldest that works; assumed where INFO is refused
-ACL_ADVICE = "what goes without and the ACL line that suffices are in connections.py"
+ACL_ADVICE = "worker_connections.py says what works without, and which ACL line suffices"
 DRAINING = "the worker is draining"
-LOCK_LOST = "the lock is lost"  # with this reason a processor must stop at once: another may run the job
+LOCK_LOST = "the lock is lost"  # with this reason a processor must stop at once: another worker may run the job
 
 # The third argument is set when the run is cancelled.
 Processor = Callable[[Job, str], Awaitable[Any]] | Callable[[Job, str, AbortSignal], Awaitable[Any]]
@@ -94,7 +93,7 @@ class ReliableWorker:
         bring none; None keeps all. `max_stalled` is high because a crash says little about the job it hit:
         count crashes where the budget is known. `hung_after`: see `LockKeeper`. `backoff_strategy(failures, type,
         error, job)` gives the ms for backoff types that are not BullMQ's own. `metrics` is BullMQ's
-        {"maxDataPoints": minutes}. `name`: under which dashboards show it, and who has which job."""
+        {"maxDataPoints": minutes}. `name`: for dashboards, and to show who has which job."""
         if not _is_async(processor):
             raise TypeError("the processor must be `async def`; run blocking code in a thread or a subprocess")
         if concurrency < 1:
@@ -109,13 +108,13 @@ class ReliableWorker:
         delayed(job, error), failed(job, error), lost(job), released(job), stalled(job_id), error(error),
         paused(), resumed(), closed()."""
 
-        # Dashboards count the connections that bear a queue's name, Node's in base64, Python's as it is: so there is
-        # one of each, the waiter and the lock keeper.
+        # Dashboards count connections by the queue's name, Node's in base64, Python's as it is: so there is one of
+        # each, the waiter and the lock keeper.
         suffix = f":w:{name}" if name else ""
         self._waiter_name = _client_name(f"{prefix}:{base64.b64encode(queue.encode()).decode()}{suffix}")
         python_name = _client_name(f"{prefix}:{queue}{suffix}")
         self.client = worker_client(url, AutoPipeline, name=_client_name(f"{prefix}:{queue}:jobs"))
-        # A network that swallows a reply must not make us deaf for longer than this, whatever was asked.
+        # A network that swallows a reply must not make us deaf for longer than this.
         self._waiter = blocking_client(url, name=self._waiter_name, patience=WAITER_SECONDS)
         # A Job asks its queue for these; this worker is the queue of its jobs.
         self.backend = RedisBackend(queue, RedisConnection(self.client), prefix=prefix)
@@ -376,7 +375,7 @@ class ReliableWorker:
                 await self._pause(random.uniform(0.2, 0.6))
 
     async def _wait_for_work(self, next_job: Found) -> None:
-        if next_job.limited_ms:  # no use waiting for a marker: jobs are there, they may only not start yet
+        if next_job.limited_ms:  # no use waiting for a marker: there are jobs, which may not start yet
             await self._pause(next_job.limited_ms / 1000)
             return
         next_at = next_job.next_at_ms
@@ -477,8 +476,8 @@ class ReliableWorker:
         except LockLost:
             raise
         except BaseException as error:
-            # sys.exit() in a library, a panic of Rust code (a BaseException): the job's fault like any other. Let
-            # go, asyncio would end this loop, and the next worker, with a job that nobody counts.
+            # sys.exit() in a library, a panic of Rust code (a BaseException): the job's fault like any other. If it
+            # escaped, asyncio would end this loop, then the next worker's, over a job that nobody counts.
             run.processing = False
             # Our own coroutine is being closed: nothing can be awaited any more.
             if not self._loop.is_running():

@@ -1,9 +1,8 @@
-"""How Redis clients are built, and the one for adding jobs; those of a worker are in `worker_connections`. Nobody else
-builds one, because each use needs other numbers than redis-py's defaults.
+"""How Redis clients are built, and the one for adding jobs; a worker's are in `worker_connections`. None is built
+anywhere else, because each use needs other numbers than redis-py's defaults.
 
-Promise: a producer answers or fails in under two seconds, even when Redis was never up; nobody reads bytes where text
-was meant; no connection stays with a server that was demoted, whether Sentinel, DNS or a load balancer leads to the
-new one.
+Promise: a producer answers or fails in under two seconds, even when Redis was never up; text never arrives as bytes;
+no connection stays with a demoted server, whether Sentinel, DNS or a load balancer leads to the new one.
 
 An `add` that timed out may still have landed: give every job a `jobId`, then repeating it is harmless.
 
@@ -64,7 +63,7 @@ def meaning(error: Exception) -> Exception:
 
 
 def producer_client(url: str, *, answer: float = ANSWER_SECONDS) -> Redis:
-    """For code that adds jobs: an answer or an error in time, for a 503 or an outbox row; `answer`: a longer one.
+    """For code that adds jobs: an answer or an error in time for a 503 or an outbox row; `answer`: a longer limit.
 
     One repeat, for a broken connection alone: after a restart of Redis every pooled connection is dead, and
     the first request to notice must not pay for it.
@@ -88,7 +87,7 @@ def build_client(kind: type[C], url: str, **options: Any) -> C:
     made: Any
     if sentinel := sentinel_of(url):
         hosts, service, server, asked = sentinel
-        # Ask the next one soon.
+        # Ask the next sentinel soon.
         limits = {"retry": Retry(NoBackoff(), 0), "socket_connect_timeout": 0.5, "socket_timeout": 0.5}
         manager: Any = Sentinel(  # type: ignore[no-untyped-call]
             hosts, sentinel_kwargs={**limits, **asked}, **{**options, **server}
@@ -101,12 +100,12 @@ def build_client(kind: type[C], url: str, **options: Any) -> C:
 
 
 class _Watched:
-    """On top of redis-py's connection of whatever kind: leaves a server whose answer says that it is not a primary.
-    redis-py does so for Sentinel alone. Behind one fixed address it stayed, READONLY for 40 s and longer."""
+    """On top of any redis-py connection: leaves a server whose answer says that it is not a primary. redis-py does so
+    for Sentinel alone; behind one fixed address it stayed READONLY for 40 s and longer."""
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        # redis-py sends under `asyncio.wait_for`, which on Python 3.11 swallows a cancellation that comes while the
-        # bytes leave: Ctrl-C, a deadline or a stop then has no effect. It also costs a task for each command.
+        # redis-py sends under `asyncio.wait_for`, which on Python 3.11 swallows a cancellation during the write:
+        # Ctrl-C, a deadline or a stop then has no effect. It also costs a task for each command.
         connection: Any = self
         if not connection.is_connected:
             await connection.connect()

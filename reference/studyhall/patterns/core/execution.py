@@ -19,7 +19,7 @@ from .job import Deadline, Decision, Outcome, RetryPolicy, Save, provider_key, s
 
 __all__ = ["CallNext", "JobContext", "MissingStep", "Step", "before", "gives", "needs", "uncancel"]
 
-STARTS = 100_000  # of one job; only has to be more than it will ever be started
+STARTS = 100_000  # of one job: more than it will ever have
 
 
 class MissingStep(JobError):
@@ -39,7 +39,7 @@ class JobContext:
     queue: str = ""
     started: float = field(default_factory=time.monotonic)
 
-    # by the step that checks the signature: its name, where `text` is the canonical form with the signature at its end
+    # by the step that checks the signature: its field, where `text` is canonical JSON with that field last
     seal: str = ""
 
     # by the step that decodes the job
@@ -47,7 +47,7 @@ class JobContext:
     body: Any = None  # the payload as it stands in the queue
     mark: str = ""  # its fingerprint, where that is known
     handler: Callable[[JobContext, Any], Awaitable[Any]] | None = None
-    key: str = ""  # of the business; the queue's own id where the job names none
+    key: str = ""  # the business key; the queue's own id where the job names none
     kind: str = ""  # the jobs among which the key is one request; empty: those of this name
     policy: RetryPolicy | None = None
     deadline: Deadline | None = None
@@ -67,14 +67,14 @@ class JobContext:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What the producer said about the job; empty for data that is no envelope of ours."""
+        """What the producer said about the job; empty for data that is not our envelope."""
         data = self.job.data
         meta = data.get("meta") if isinstance(data, dict) else None
         return meta if isinstance(meta, dict) else {}
 
     @property
     def text(self) -> str | None:
-        """The data as it stands in Redis; None where the worker kept no text, or a step put other data in its place."""
+        """The data as it stands in Redis; None if the worker kept no text, or a step replaced the data."""
         data, text = getattr(self.job, "stored", (None, None))
         return text if data is self.job.data else None
 
@@ -85,7 +85,7 @@ class JobContext:
 
     @property
     def waited(self) -> float:
-        """Seconds from then until this run began, as the worker noted it: ours by the clock of the Redis server."""
+        """Seconds from `due` until this run began, as the worker noted it: ours by the Redis server's clock."""
         return float(self.job.processedOn or time.time() * 1000) / 1000 - self.due
 
     @property
@@ -154,7 +154,7 @@ class JobContext:
 
     @property
     def ended(self) -> Outcome:
-        """How it ended, for steps that look back: what a step said, or completed when nothing was raised."""
+        """How it ended, for steps that look back: what a step set, or completed if nothing was raised."""
         return self.outcome or Outcome.COMPLETED
 
 
@@ -174,7 +174,7 @@ def gives(*facts: str) -> Callable[[S], S]:
 
 
 def before(*facts: str) -> Callable[[S], S]:
-    """This step is of use only before these facts are known."""
+    """This step is useful only before these facts are known."""
     return _marked("before", facts)
 
 

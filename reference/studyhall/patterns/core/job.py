@@ -1,5 +1,5 @@
-"""The job model: the rules of a kind of job, how one execution ends, and on whose behalf; what is asked for is in
-`request`. Every pattern speaks these types, so none has to import another for a name. Only the standard library here.
+"""The job model: the rules of a kind of job, how one execution ends, and on whose behalf; requests are in
+`request`. Every pattern uses these types, so none has to import another for a name. Only the standard library here.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ __all__ = [
     "Done",
     "Outcome",
     "Save",
-    # what everybody who touches it knows
+    # shared by all who touch a job
     "CANCELLED",
     "STOP",
     "cancelled",
@@ -149,7 +149,7 @@ def current_correlation_id() -> str:
 
 @contextmanager
 def correlation(ident: object = None) -> Iterator[str]:
-    """Work under this correlation id, or a new one when `ident` is none that we would write into a log."""
+    """Work under this correlation id, or a new one when `ident` is not fit for a log."""
     token = take_correlation(ident)
     try:
         yield _correlation.get()

@@ -3,20 +3,20 @@
 Promises
 - `open_store` returns a store that answers, or says within `CONNECT_WAIT` seconds why it does not.
 - When the server's machine gives no sign of life (packets swallowed, nothing reset), the network's own checks end a
-  PostgreSQL connection after about `SILENCE` seconds. Inside `store.answers_within` every statement has a limit of
-  its own as well: one that is not answered in time breaks its connection, which reads as a server that went away.
+  PostgreSQL connection after about `SILENCE` seconds. Inside `store.answers_within` every statement has its
+  own limit as well: one not answered in time breaks its connection, which looks like a server that went away.
 - No error shows a statement's values: they are people's names and addresses.
-- `crowded` says at the start what would otherwise be timeouts under load: more jobs at once than connections.
-- `create_all` leaves a table alone that has one of our names and is not ours: `TableTaken`.
+- `crowded` says at the start what would be timeouts under load: more jobs at once than connections can serve.
+- `create_all` does not touch a foreign table that has one of our names: `TableTaken`.
 
 When they do not hold
-- Power loss on SQLite: `synchronous=NORMAL` (the default here) may take back the last commits, but never
+- Power loss on SQLite: `synchronous=NORMAL` (the default here) may lose the last commits, but never
   tears one. `begin(store, durable=True)` waits for the disk; `?synchronous=full` in the URL makes every commit do so.
-- Outside `answers_within` a proxy that lives and passes nothing on passes those checks, and a statement waits
-  forever. The limit cannot tell a slow statement from a silent server: give long ones a longer one.
-- Behind PgBouncer in transaction mode say `?pooler=transaction`: no prepared statements, which belong to a server
-  connection that the next transaction does not get, and no settings of the session, which it refuses at the start: put
-  them (`_POSTGRES_SESSION`) on the role, `ALTER ROLE … SET lock_timeout = …`. A relay is not woken there, it polls.
+- Outside `answers_within` a live proxy that forwards nothing passes those checks, and a statement waits forever. The
+  limit cannot tell a slow statement from a silent server: give slow ones a longer limit.
+- Behind PgBouncer in transaction mode say `?pooler=transaction`: no prepared statements, because the next transaction
+  gets another server connection, and no session settings, which PgBouncer refuses: put them (`_POSTGRES_SESSION`) on
+  the role, `ALTER ROLE … SET lock_timeout = …`. There a relay polls instead of being woken.
 """
 
 import asyncio
@@ -53,13 +53,13 @@ _CONNECTIONS = text(
 _SCHEMA_LOCK = 0x51756575  # any number, the same in every process: serialises CREATE TABLE on PostgreSQL
 _POSTGRES_SESSION = (
     f"-c lock_timeout={int(LOCK_WAIT * 1000)} "
-    # Who is frozen or unreachable in the middle of a transaction must not keep its row locks: the others are back soon
-    # after `ANSWER` only if these end about then.
+    # A client frozen or unreachable inside a transaction must not keep its row locks: the others recover soon after
+    # `ANSWER` only if these end about then.
     f"-c idle_in_transaction_session_timeout={int(ANSWER * 1000)} "
-    # It compiles a statement whose cost it overrates, each time it runs: half the time of a claim past a long backlog.
+    # JIT compiles a statement whose cost it overrates on each run: half the time of a claim past a long backlog.
     "-c jit=off"
 )
-# All are needed: keepalives speak only while nothing is on its way, the timeout counts only what is.
+# All are needed: keepalives run only while nothing is in flight, the timeout only while something is.
 _SOCKET_OPTIONS = {
     "keepalives": 1,
     "keepalives_idle": SILENCE // 2,
@@ -120,9 +120,9 @@ def _create_missing(tx: Connection) -> None:
 
 
 async def crowded(store: AsyncEngine, concurrency: int) -> str | None:
-    """What to change when this process cannot have the connections for this many jobs at once; None: all is well.
+    """What to change if there are too few connections for this many jobs at once; None: there are enough.
 
-    A job holds one for its transactions only, so a few jobs share one; and PostgreSQL must have them all to give.
+    A job holds one only during its transactions, so jobs share them; and PostgreSQL must have them all free.
     """
     pool: Any = store.pool
     most = pool.size() + max(0, pool._max_overflow)
@@ -197,8 +197,8 @@ def _set_up_sqlite(engine: Engine, synchronous: str) -> None:
 
     @event.listens_for(engine, "invalidate")
     def _cut_off(dbapi_connection: sqlite3.Connection, _record: object, _error: object) -> None:
-        # A task cancelled in the middle of a statement: the connection is closed as it is. SQLite keeps one with
-        # an open cursor as a zombie that still holds the write lock, and every writer then waits in vain.
+        # A task was cancelled in the middle of a statement, and its connection is closed as it is. With an open
+        # cursor SQLite keeps it as a zombie that holds the write lock, and every writer waits in vain.
         with suppress(Exception):
             dbapi_connection.rollback()
 
@@ -265,13 +265,13 @@ def _open_postgres(url: URL) -> AsyncEngine:
 
 
 async def _connect(conninfo: str = "", **options: Any) -> Any:
-    """A psycopg connection that notices silence; `options` and what the address says go first."""
+    """A psycopg connection that notices silence; `options` and the address take precedence."""
     return await _connection_class().connect(conninfo, **{**_SOCKET_OPTIONS, **options})
 
 
 @cache
 def _connection_class() -> Any:
-    import psycopg  # only where there is a PostgreSQL
+    import psycopg  # for PostgreSQL only
 
     class Connection(psycopg.AsyncConnection[Any]):
         async def wait(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,11 +1,11 @@
 """What JSON can carry to any worker, and a name for what it cannot.
 
 Promise: `dumps` writes the value, or raises `NotJson`, which says why and quotes nothing from it: NaN and
-infinities (Node and PostgreSQL refuse them, pydantic writes `null` without a word), integers of thousands of
-digits (no Python parses them back), half a character (a lone surrogate: no database takes it), a value within
+infinities (Node and PostgreSQL refuse them, pydantic silently writes `null`), integers of thousands of
+digits (no Python parses them back), half a character (a lone surrogate: no database takes it), a value that contains
 itself, nesting that no parser follows, and types without a JSON form.
 
-When it does not hold: an integer beyond 2**53 is written as it is, and JavaScript reads another one.
+When it does not hold: an integer beyond 2**53 is written as it is, and JavaScript reads a different one.
 """
 
 import hashlib
@@ -52,8 +52,8 @@ def fingerprint(payload: object) -> str:
 
 
 def member_fingerprint(text: str, data: dict[str, Any], name: str, last: str) -> str:
-    """The same of the member `name`, taken from `text`: the canonical form of `data`, but for its member `last`, which
-    stands at the end. Far less work where that member is nearly all of it."""
+    """The fingerprint of member `name`, cut from `text`: the canonical form of `data`, except that member `last` is at
+    the end. Far less work where `name` is nearly all of it."""
     before = {key: value for key, value in data.items() if key < name and key != last}
     after = {key: value for key, value in data.items() if key > name and key != last}
     begin = len(dumps({**before, name: 0}, _canonical)) - 2

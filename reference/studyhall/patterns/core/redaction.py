@@ -1,11 +1,11 @@
-"""Redaction: secrets and personal data are taken out of everything that is written down.
+"""Redaction: secrets and personal data are removed from everything that is written down.
 
 Promise: a value under a telling key (password, token, e-mail, card, …) is replaced, and so is anything that
-looks like an e-mail address, a bearer or API token, a JWT, a private key, a card number with a right check
+looks like an e-mail address, a bearer or API token, a JWT, a private key, a card number with a valid check
 digit, or the credentials in a URL, wherever it stands. Objects that are not plain data appear by type name
 only, because their repr is not ours to trust.
 
-Does not hold for a secret without a telling key and without a known shape. So payloads are never logged at
+Does not hold for a secret with neither a telling key nor a known shape. So payloads are never logged at
 all; redaction is the second line of defence, not the first.
 """
 
@@ -38,7 +38,7 @@ _AS_WORD = (
 _TELLING_KEY = re.compile(rf"(?i){_ANYWHERE}|(?:^|[_\W])(?:{_AS_WORD})s?\d*(?:$|[_\W])")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
-# One cheap scan decides for most texts that there is nothing to look for.
+# For most texts one cheap scan shows that there is nothing to look for.
 _SUSPECT = re.compile(
     r"[@=:]|eyJ|-----BEGIN|\d(?:[ -]?\d){12}|(?i:bearer|basic)\s"
     r"|(?:[spr]k[-_]|gh[a-z]_|github_|xox|AKIA|ASIA|AIza|glpat|npm_|whsec_)"
@@ -130,7 +130,7 @@ def _scalar(value: bool | int | float | str | None) -> Any:
 
 @lru_cache(maxsize=2_048)
 def _key(key: str) -> tuple[str, bool]:
-    """How to write it, and whether it tells that a secret follows."""
+    """How to write it, and whether a secret follows."""
     return redact_text(key), _TELLING_KEY.search(_HUMP.sub("_", key[:200])) is not None
 
 

@@ -33,7 +33,7 @@ class JobRequest:
     children: Sequence[JobRequest] = field(default=())
     on_failure: str = "wait"  # as a child: what its failure does to its parent, see `flow`
     meta: Mapping[str, Any] = field(default_factory=dict)
-    queue: str = ""  # where no job type says it
+    queue: str = ""  # if no job type names it
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Outgoing:
     data: dict[str, Any]
     opts: dict[str, Any]
     children: list[Outgoing] = field(default_factory=list)
-    sealed: tuple[Any, str] = (None, "")  # data and its JSON, by a step that had to write that
+    sealed: tuple[Any, str] = (None, "")  # data and its JSON, from a step that wrote it
 
     @property
     def text(self) -> str:

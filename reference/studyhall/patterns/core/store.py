@@ -53,9 +53,9 @@ T = TypeVar("T")
 LOCK_WAIT = 10.0  # seconds a writer waits for its turn; the same on both databases
 ANSWER = 12.0  # seconds: more than LOCK_WAIT, after which the server itself ends a wait for a lock
 
-# Disk full, locked by others, gone, broken, read-only: no fault of the statement that met it.
+# Disk full, locked by others, gone, broken, read-only: not the statement's fault.
 _SQLITE_AWAY = ("FULL", "BUSY", "LOCKED", "CANTOPEN", "IOERR", "READONLY_", "PROTOCOL")
-# Connection, resources (disk, memory, connections), a lock not had in time, shutdown and start, its own files.
+# Connection, resources (disk, memory, connections), a lock timeout, shutdown and start, its own files.
 _POSTGRES_AWAY = ("08", "53", "55P03", "57P", "58")
 _BUSY = ("SQLITE_BUSY", "55P03")
 # A standby or a read-only file; inside `read` a mistake of the caller.
@@ -102,7 +102,7 @@ def is_outage(error: BaseException | None, *, writing: bool = False) -> bool:
             return True
         error = error.orig
     code = getattr(error, "sqlite_errorname", "") or getattr(error, "sqlstate", "")
-    if code is None:  # psycopg without a code from the server: there was none to give it
+    if code is None:  # psycopg, and no server gave a code
         driver = sys.modules["psycopg"]
         return operational or isinstance(error, (driver.OperationalError, driver.InterfaceError))
     if writing and code in _READ_ONLY:
@@ -112,7 +112,7 @@ def is_outage(error: BaseException | None, *, writing: bool = False) -> bool:
 
 @asynccontextmanager
 async def begin(store: AsyncEngine, *, durable: bool = False) -> AsyncIterator[AsyncConnection]:
-    """Commits when the block ends, rolls back when it raises. `durable`: not even a power loss takes it back."""
+    """Commits when the block ends, rolls back when it raises. `durable`: it survives even a power loss."""
     with _named_outage(writing=True):
         if is_postgres(store):
             async with store.begin() as connection:
@@ -169,7 +169,7 @@ async def read(store: AsyncEngine) -> AsyncIterator[AsyncConnection]:
 
 
 async def ping(store: AsyncEngine) -> None:
-    """Does it answer, and has every table the columns of this code (else every job fails)? For readiness probes."""
+    """For readiness probes: does it answer, and has every table this code's columns (else every job fails)?"""
     async with read(store) as connection:
         for table in metadata.sorted_tables:
             await connection.execute(select(table).limit(0))
@@ -215,5 +215,5 @@ def is_postgres(store: AsyncEngine | AsyncConnection) -> bool:
 
 
 def insert(tx: AsyncEngine | AsyncConnection, table: Table) -> postgresql.Insert | sqlite.Insert:
-    """An INSERT with ON CONFLICT, which both databases have and SQLAlchemy has once for each."""
+    """An INSERT with ON CONFLICT; SQLAlchemy has one for each database."""
     return postgresql.insert(table) if is_postgres(tx) else sqlite.insert(table)

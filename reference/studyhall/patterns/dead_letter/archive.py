@@ -1,9 +1,9 @@
 """Where dead letters live: the table, and how to read it.
 
 Promise: one row per death of a job, with everything Redis knew about it; a job that is replayed and dies
-again gets a second row that points to the first, so its history stays whole. It ends with `purge`: choose
-its age longer than it takes people to look, and shorter than the idempotency markers are kept, or a replay
-of an old dead letter repeats effects.
+again gets a second row that points to the first, so its history stays whole. `purge` ends it: choose an
+age longer than people take to look, and shorter than the idempotency markers are kept, or a replay of an old
+dead letter repeats effects.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Put a dead job back to work, under its own id.
 
 Promise: the job runs again with its id, payload, signature, trace and flow as they were, and with fresh
-attempts; what it suffered before stays in the archive. Redis is written first and the dead letter marked after
+attempts; its earlier failures stay in the archive. Redis is written first and the dead letter marked after
 it: a crash in between can only lead to the same id being put back once more, never to a lost job or to two
 of them.
 
@@ -105,8 +105,8 @@ async def replay_many(
     limit: int = 1000,
     prefix: str = "bull",
 ) -> Replayed:
-    """Replay the dead letters there are now, the oldest first, at most `per_second`: what broke under load before
-    should not get everything at once. Those of jobs that fail again meanwhile are left for the next call."""
+    """Replay the dead letters there are now, the oldest first, at most `per_second`: what broke under load should
+    not get everything at once. Jobs that fail again meanwhile are left for the next call."""
     wanted = [_t.replayed_at.is_(None), _t.archived_at <= time.time()]
     wanted += [_t.queue == queue] if queue else []
     wanted += [_t.name == name] if name else []
@@ -177,7 +177,7 @@ async def _restore(redis: Redis, dead_letter: DeadLetter, prefix: str, *, waits_
 
 
 async def _restore_parent(store: AsyncEngine, redis: Redis, dead_letter: DeadLetter, prefix: str) -> None:
-    """A child that failed took its parent along: let that wait for it again, and its own parent too."""
+    """A failed child took its parent along: let the parent wait for it again, and so on up."""
     parent = parsed(dead_letter.snapshot["fields"].get("parent"))
     if not isinstance(parent, dict):
         return

@@ -10,7 +10,7 @@ between, and in Python an async listener is never awaited. `attemptsMade >= atte
 stalled-out jobs. The failed set misses nothing.
 
 When it does not hold
-- `removeOnFail` that drops jobs before a sweep came by: with a count of 50, a burst of 1,000 failures leaves
+- `removeOnFail` that drops jobs before a sweep: with a count of 50, a burst of 1,000 failures leaves
   50. Keep failed jobs by age only, far longer than the sweep interval.
 - An alert goes out at least once, always with the same dead letter id: a sweeper killed between sending and noting
   it leads to a second one. Let the receiver drop repeated ids.
@@ -86,7 +86,7 @@ async def sweep(
     return Swept(archived, alerted=sum(sent), alerts_failed=len(sent) - sum(sent))
 
 
-# Reads each job only if it is still dead since `score`: one that was retried meanwhile is no dead letter.
+# Reads each job only if it is still dead since `score`: one retried meanwhile is not a dead letter.
 _READ = """
 local found = {}
 for i = 2, #ARGV, 2 do
@@ -107,8 +107,8 @@ end
 return found
 """
 
-# BullMQ's own remove takes a job out of any state, also one that was retried a moment ago, and lets a waiting
-# parent go on without this child. The look for `data` spares the queue's own keys from a forged job id.
+# BullMQ's own remove also takes a job that was retried a moment ago, and lets a waiting parent go on without this
+# child. The look for `data` protects the queue's own keys from a forged job id.
 _REMOVE = """
 for i = 2, #ARGV, 2 do
   local key = ARGV[1] .. ARGV[i]
@@ -177,7 +177,7 @@ async def _claim_alerts(store: AsyncEngine) -> list[DeadLetter]:
     free = or_(t.alerting_until.is_(None), t.alerting_until < now)
     due = and_(t.alerted_at.is_(None), t.archived_at > now - ALERT_WINDOW, free)
     oldest = select(t.id).where(due).order_by(t.archived_at).limit(ALERTS_AT_ONCE)
-    # A CTE, for PostgreSQL may run a sub-select with SKIP LOCKED more than once and so pass its LIMIT (27 rows
+    # A CTE: PostgreSQL may run a sub-select with SKIP LOCKED more than once and so exceed its LIMIT (27 rows
     # for 20). The condition again outside: it is what gets rechecked after waiting for another sweeper.
     some = oldest.with_for_update(skip_locked=True).cte("due")
     claim = update(dead_letters).where(t.id.in_(select(some.c.id)), due)

@@ -17,7 +17,7 @@ log = logging.getLogger("dead_letter")
 
 
 async def log_it(letter: DeadLetter) -> None:
-    """The alert of those who have no better one: an error line without the payload."""
+    """The default alert: an error line without the payload."""
     reason = redact_text(letter.reason)
     log.error("dead letter %s: %s/%s: %s", letter.id, letter.queue, letter.job_id, reason)
 
@@ -30,6 +30,6 @@ def sweeping(
     *,
     every: float = 5.0,
 ) -> Periodic:
-    """Archives what failed in these queues, again and again; `alert` tells a person."""
+    """Keeps archiving what fails in these queues; `alert` tells a person."""
     redis = producer_client(redis_url)
     return Periodic("sweep of dead letters", lambda: sweep(queues, redis, store, alert), every=every)

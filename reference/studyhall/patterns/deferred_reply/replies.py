@@ -4,16 +4,16 @@ Discord's protocol: a signed POST per command, an answer within 3 s or the comma
 in which a token lets us edit that answer.
 
 Promises
-- Only what the platform signed is read: Ed25519 over timestamp + raw body, checked before any parsing; what is older
-  than `max_age` seconds is refused, so a recorded request is worthless soon, and until then the same interaction.
+- Only what the platform signed is read: Ed25519 over timestamp + raw body, checked before any parsing; requests
+  older than `max_age` seconds are refused: a recorded one is soon worthless, and until then the same interaction.
 - `accept` answers at once: "thinking…" (type 5) when the job is queued; when the queue does not answer, a message
-  that says so, and then no late answer contradicts it, nor does another delivery leave it at "thinking…".
+  that says so, which no late answer contradicts and no second delivery turns into "thinking…".
 - One interaction is one answer, however often it is delivered or its worker is killed: the text is stored before
-  it is sent, and sending edits one message, which repeated changes nothing.
+  it is sent, and sending edits one message, which is safe to repeat.
 - Work and sending are tried until shortly before the token ends, and consume no attempt of the job: an answer that
-  was paid for is sent although the platform was away. Too slow, or failing with no time for another try: the user
-  reads a friendly note. Internals are never shown; long answers are split.
-- A job that ended without a word (crash limit, max_age, dead letter) leaves nobody at "thinking…": `tell_late` says
+  was paid for is sent even if the platform was away. If it is too slow, or fails with no time for another try, the
+  user reads a friendly note. Internals are never shown; long answers are split.
+- A job that ended silently (crash limit, max_age, dead letter) leaves nobody at "thinking…": `tell_late` says
   so before the token ends, `give_up` at once.
 - The token is a secret: it lives in the database until the answer is sent, never in the job, never in a log.
 
@@ -57,7 +57,7 @@ MAX_LENGTH = 2_000
 MAX_PARTS = 25
 LONGEST_PAUSE = 60.0  # between two tries
 ARRIVES = 10.0  # seconds in which our acknowledgement reaches the platform: a quick job may edit before that
-QUEUE_SECONDS = 1.0  # a frozen queue may cost the first caller this much; the platform waits for 3
+QUEUE_SECONDS = 1.0  # a frozen queue may cost the first caller this much; the platform waits 3
 PING, COMMAND = 1, 2
 LONGEST = (100, 100, 1_000, 100, 100)  # id, application, token, user, command
 PONG = {"type": 1}
@@ -96,7 +96,7 @@ class Interaction:
 
 
 class Webhook(Protocol):
-    """Sends for us: see `interaction_webhook`."""
+    """Sends for us: see `webhook`."""
 
     async def edit(self, application_id: str, token: str, text: str) -> None: ...
     async def follow_up(self, application_id: str, token: str, text: str) -> None: ...
@@ -134,7 +134,7 @@ def verify(
 
 
 def received(public_key: str, headers: Mapping[str, str], body: bytes) -> Interaction | None:
-    """What came, by its headers (in lower case, or of a framework) and its raw body: `verify`, then `parse`."""
+    """The interaction in these headers (lower-case, or a framework's) and raw body: `verify`, then `parse`."""
     signature, at = (headers.get(f"x-signature-{name}", "") for name in ("ed25519", "timestamp"))
     verify(public_key, signature, at, body)
     return parse(body)
@@ -161,7 +161,7 @@ def parse(body: bytes) -> Interaction | None:
 
 
 def message(text: str, *, only_to_the_user: bool = True, fields: Mapping[str, Any] = DISCORD) -> dict[str, Any]:
-    """An answer in the response itself. `fields`: what else the platform takes, {} for others than Discord."""
+    """An answer in the response itself. `fields`: what else the platform takes, {} if not Discord."""
     return {"type": 4, "data": {"content": text[:MAX_LENGTH], **fields, **({"flags": 64} if only_to_the_user else {})}}
 
 
@@ -209,7 +209,7 @@ class DeferredReplies:
     async def answer(self, ident: str, webhook: Webhook, work: Callable[[float], Awaitable[str]]) -> str:
         """In the job: do `work(seconds it has)`, send its text. Returns the state the interaction is left in.
 
-        What fails and may pass is raised as `Snooze`, with pauses that grow to a minute while the token lives: it
+        A failure that may pass is raised as `Snooze` while the token lives, with pauses that grow to a minute: it
         consumes no attempt. `work` is not called again once it has answered.
         """
         row = await self._row(ident)
@@ -231,7 +231,7 @@ class DeferredReplies:
                 raise Snooze(1.0, "the acknowledgement has not arrived yet") from error
             await self._move(ident, "working", state="expired", token="")
             raise
-        except Permanent:  # the platform takes this message never: a plain note, and the reason to the dead letters
+        except Permanent:  # the platform never takes this message: a plain note, and the reason to the dead letters
             await self._move(ident, "working", answer=FAILED)
             if text != FAILED:
                 await webhook.edit(row.application_id, row.token, FAILED)
@@ -245,7 +245,7 @@ class DeferredReplies:
         return "answered"
 
     async def give_up(self, ident: str, webhook: Webhook) -> str:
-        """Its job is dead: tell the user now, or send the answer that it had already. For the alert of the sweep."""
+        """Its job is dead: tell the user now, or send the answer it already had. For the sweep's alert."""
 
         async def sorry(_seconds: float) -> str:
             return FAILED
@@ -253,7 +253,7 @@ class DeferredReplies:
         return await self.answer(ident, webhook, sorry)
 
     async def tell_late(self, webhook: Webhook, limit: int = 100) -> int:
-        """Run it every few seconds beside the workers: whoever still waits when the token is about to end is told."""
+        """Run it every few seconds beside the workers: tells users who still wait when their token is about to end."""
         soon = time.time() + self._margin / 2  # the workers' own notes come first
         late = select(_t.id).where(_t.state.in_(("waiting", "working")), _t.expires_at.between(time.time(), soon))
         async with read(self._store) as connection:
@@ -305,7 +305,7 @@ class DeferredReplies:
             return (await tx.execute(delete(chat_replies).where(_t.expires_at < time.time() - older_than))).rowcount
 
     async def _note(self, interaction: Interaction) -> str:
-        """Its state, which is new if this is the first delivery."""
+        """Its state; a first delivery creates it."""
         row: dict[str, Any] = {
             "id": interaction.id,
             "application_id": interaction.application_id,
@@ -334,7 +334,7 @@ def split(text: str, limit: int = MAX_LENGTH, most: int = MAX_PARTS) -> list[str
     while rest and len(parts) < most:
         end = _fits(rest, limit)
         if end < len(rest):
-            # In the last quarter: at the half, five parts held little more than half of what they could.
+            # In the last quarter: from the half on, five parts held little more than half of what they could.
             cuts = (rest.rfind(mark, end * 3 // 4, end) for mark in ("\n\n", "\n", " "))
             end = next((cut for cut in cuts if cut > 0), end)
         parts.append(rest[:end].rstrip())

@@ -1,6 +1,6 @@
 """Sends the answers of `deferred_reply`: edits the "thinking…" message, adds more messages after it.
 
-Promise: every way it can fail is one of our errors. 429 is `RateLimited` with the platform's own wait, 5xx and
+Promise: every failure is one of our errors. 429 is `RateLimited` with the platform's own wait, 5xx and
 broken connections are `Transient`, an ended token is `TokenEnded`, an unknown one `TokenUnknown`, a message that is
 refused is `Permanent`. On Discord no answer can ping anybody. The token is part of the address, so no address is ever
 logged or put into an error.
@@ -22,7 +22,7 @@ from .replies import DISCORD, TokenEnded, TokenUnknown
 
 __all__ = ["InteractionWebhook", "TokenEnded"]
 
-# It logs the whole address of each request at INFO, and the token is in it.
+# They log each request's whole address at INFO, and the token is in it.
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 logging.getLogger("httpcore2").setLevel(logging.WARNING)
 

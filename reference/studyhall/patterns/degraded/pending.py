@@ -94,7 +94,7 @@ async def add(tx: AsyncConnection, producer: Enqueues, request: JobRequest, *, h
 
 
 async def forget(store: AsyncEngine, job_id: str) -> None:
-    """It is in the queue."""
+    """Its job is in the queue."""
     async with begin(store) as tx:
         await tx.execute(delete(pending_jobs).where(row.id == job_id))
 
@@ -178,7 +178,7 @@ async def _update(store: AsyncEngine, which: Any, values: Mapping[str, Any]) -> 
 
 
 def _plain(request: JobRequest) -> dict[str, Any]:
-    """Every field, so that one which requests get later is not lost here."""
+    """Every field, so that none added later is lost here."""
     plain = {field.name: getattr(request, field.name) for field in fields(request)}
     return {**plain, "meta": dict(request.meta), "children": [_plain(child) for child in request.children]}
 

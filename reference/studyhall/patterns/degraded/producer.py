@@ -3,14 +3,14 @@
 Promises
 - `enqueue` answers within 2 s whatever state Redis is in (never up, killed, frozen): the job is queued, or its
   request is a row in `pending_jobs`. Once an outage is noticed, later calls go to the database at once.
-- `accept(tx, …)` writes the row in the caller's own transaction, so the business row and its job exist both or
-  not at all; a crash between the commit and the queue costs nothing.
+- `accept(tx, …)` writes the row in the caller's own transaction, so the business row and its job exist together
+  or not at all; a crash between the commit and the queue costs nothing.
 - Nobody has to restart anything: the next call after `retry_every` seconds tries Redis again, and a `Drainer`
-  (see `pending_jobs`) queues the rest. However often a request was sent, timed out or landed, it is one job.
+  (see `pending`) queues the rest. However often a request was sent, timed out or landed, it is one job.
 
 When they do not hold
 - The database away too: the caller gets its error, and nothing is accepted.
-- More than `most` rows: `Overloaded`. A table that grows without limit is the same trouble in another place.
+- More than `most` rows: `Overloaded`. An unlimited table is the same trouble elsewhere.
 - Work nobody will wait for: let `Producer.enqueue` raise `QueueUnavailable` and answer 503.
 """
 

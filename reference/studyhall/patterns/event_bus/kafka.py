@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 class KafkaBus:
     """`config` goes to every client (TLS, SASL). `create_topics=False` where brokers or operators create them.
-    `replication=-1` is what the brokers have as their default."""
+    `replication=-1`: the brokers' default."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class KafkaBus:
         self._config = {
             "bootstrap.servers": bootstrap,
             "log_level": 2,
-            # A request without an answer ends its connection: after a minute with librdkafka's default.
+            # An unanswered request ends its connection: after a minute with librdkafka's default.
             "socket.timeout.ms": 10_000,
             **(config or {}),
         }
-        self.trimmed = 0  # events that retention, or somebody, removed before a group of this process: alert on it
+        self.trimmed = 0  # events removed before a group of this process read them: alert on it
         self._known: set[str] = set()
         self._producer: Producer | None = None
         self._closed = threading.Event()
@@ -81,7 +81,7 @@ class KafkaBus:
 
     async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
         bodies = [encoded(event) for event in events]
-        # Not the topic of an event that is refused: asking for an illegal name fails for all of them.
+        # Not the topics of refused events: asking for one illegal name fails all.
         topics = {self._topic(topic_of(e)) for e, body in zip(events, bodies, strict=True) if isinstance(body, bytes)}
         try:
             await self._ensure(topics)
@@ -195,7 +195,7 @@ class KafkaBus:
             if error is None:
                 confirmed.set_result(None)
             else:
-                if error.fatal():  # this producer is done for; the next event gets a new one
+                if error.fatal():  # this producer is dead; the next event gets a new one
                     self._producer = None
                 confirmed.set_exception(self._unconfirmed(error))
 
@@ -254,7 +254,7 @@ class KafkaBus:
     # looking
 
     async def _ask(self, work: Callable[[str], T], group: str) -> T:
-        """Coordinators and leaders move, and are refused until everybody knows: within that time, once more."""
+        """Coordinators and leaders move, and requests fail until every broker knows: ask again within that time."""
         deadline = time.monotonic() + self.confirm_within
         while True:
             try:

@@ -4,12 +4,12 @@ Promise: the committed offset of a partition never passes an event whose handler
 does not cost the membership (polling goes on meanwhile), and a rebalance waits for handlers that are running.
 
 Kafka counts no deliveries, so each commit carries in its metadata how far its partition was read, whether it was
-released, and the attempts of unsettled events. Who takes over a partition that nobody released knows that its owner
+released, and the attempts of unsettled events. A member that takes over an unreleased partition knows that its owner
 died, and records every start up to there before the handler runs: a crash then counts for the events that ran.
 
-When it does NOT hold: what was done behind a partition's oldest unsettled event comes again after a rebalance (the
-inbox drops it). A process that is frozen for longer than the session timeout is replaced, and finishes the
-handlers it was in next to its successor. The crash that opens a series counts for no event, and none does
+When it does NOT hold: events done behind a partition's oldest unsettled one come again after a rebalance (the inbox
+drops them). A process that is frozen for longer than the session timeout is replaced, and finishes the
+handlers it was in next to its successor. The first crash of a series counts for no event, and none counts
 while the brokers take no commit.
 """
 
@@ -54,7 +54,7 @@ class Partition:
 
     open: set[int] = field(default_factory=set)
     tried: dict[int, int] = field(default_factory=dict)  # attempts begun, beyond those in the event's headers
-    suspects_end: int = 0  # before it lies what killed the last owner, if that died
+    suspects_end: int = 0  # if the last owner died, what killed it lies before this
     start: int = -1  # what was committed when it was assigned
     next: int = -1
     running: int = 0
@@ -122,7 +122,7 @@ class KafkaMember:
                     messages = await self._in_thread(self._pull)
                     for message in messages:
                         self._place(message).read(message.offset())
-                    # Before the first of them starts: should it kill us, the next owner must know how far we came.
+                    # Before the first of them starts: if it kills us, the next owner must know how far we got.
                     await self._record()
                     for message in messages:
                         self._start(message)
@@ -149,7 +149,7 @@ class KafkaMember:
         for each in messages:
             if each.error() is not None:
                 log.warning("Kafka: %s", each.error())
-        # A rebalance may happen between the first message and the last: its partition is another's by now.
+        # A rebalance may happen between the first message and the last: its partition may be another's by now.
         ours = [m for m in messages if m.error() is None and (m.topic(), m.partition()) not in self._given_up]
         self._notice_gaps(ours)
         return ours
@@ -195,7 +195,7 @@ class KafkaMember:
         try:
             gained = consumer.committed(gained, timeout=10)
         except KafkaException as error:
-            log.warning("Kafka did not tell what was committed, attempts begin again: %s", error)
+            log.warning("Kafka did not say what was committed, attempts start again: %s", error)
             return
         for each in gained:
             self._places[each.topic, each.partition] = Partition.taken_over(each.offset, each.metadata)
@@ -217,7 +217,7 @@ class KafkaMember:
     # in the event loop
 
     async def _let_go(self, places: list[Place]) -> None:
-        """What runs ends, what waits is left to the next owner."""
+        """Running handlers end, waiting events are left to the next owner."""
         revoked = [place for each in places if (place := self._places.get(each))]
         for place in revoked:
             place.gone.set()
@@ -225,7 +225,7 @@ class KafkaMember:
             await asyncio.sleep(0.01)
 
     async def _record(self) -> None:
-        """Commit, and let go ahead who waited for it."""
+        """Commit, then start the handlers that waited for it."""
         waiting, self._unrecorded = self._unrecorded, []
         for place, offset, begun, _ in waiting:
             place.tried[offset] = begun

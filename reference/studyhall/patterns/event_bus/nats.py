@@ -11,8 +11,8 @@ When it does NOT hold
   may. Set `sync_interval: always` on the server or three replicas if that matters.
 - `max_deliver` is not used: the server would stop delivering without telling anyone. The count is checked here.
 - `ordered=True` costs a round trip per event and partition; a failing event holds up its whole partition.
-- An event that was on its way into a connection that broke comes back after `ack_wait` and has one attempt less:
-  nobody answered for it.
+- An event in transit when its connection breaks comes back after `ack_wait` with one attempt less: nobody answered
+  for it.
 - Late groups get what is younger than `retain`.
 """
 
@@ -38,12 +38,12 @@ from .delivery import checked_name, encoded, judge, log, partition_of, pauses, t
 __all__ = ["NatsBus"]
 
 DAY = 24 * 3600.0
-# Never 0: nats-py then spins on a refused port, and nothing else in the process runs (a time limit neither).
+# Never 0: nats-py then spins on a refused port, and nothing else in the process runs (not even a time limit).
 RECONNECT = 0.2
 # Seconds between signs of life. The third without an answer ends the connection: after 360 s with nats-py's default.
 PING = 3
-UNANSWERED = 1_000  # events whose answer NATS does not take, before they keep others from running
-SOON = 1.0  # seconds for an answer, before it no longer does
+UNANSWERED = 1_000  # events whose answer NATS has not taken, before they block others
+SOON = 1.0  # seconds an answer may block; then it goes on in the background
 FETCH = 0.5  # seconds a fetch waits; also how long an idle consumer needs to notice `stop`
 TROUBLE = (NatsError, OSError, TimeoutError)
 
@@ -69,7 +69,7 @@ class NatsBus:
         self._client: Client | None = None
         self._connecting = asyncio.Lock()
         self._declared = False
-        self._running: dict[tuple[str, int], int] = {}  # group, sequence → redeliveries that were no attempt
+        self._running: dict[tuple[str, int], int] = {}  # group, sequence → redeliveries that consumed no attempt
         self.capabilities = Capabilities(
             broker="nats-jetstream",
             ordered_per_key=ordered,
@@ -223,7 +223,7 @@ class NatsBus:
             answering = self._answer_through_outages(spot, message, verdict, deliveries, stop)
             if verdict is None or len(unanswered) >= UNANSWERED:
                 return await answering
-            # A full server takes no copy into the quarantine, and those who wait for that must not fill every place.
+            # A full server takes no copy into the quarantine; events waiting for that must not fill every place.
             answer = asyncio.create_task(answering)
             unanswered.add(answer)
             answer.add_done_callback(unanswered.discard)
@@ -263,7 +263,7 @@ class NatsBus:
             await stream.purge_stream(self._waiting, subject=self._counter(spot))
 
     async def _waits(self, spot: tuple[str, int]) -> int:
-        """A redelivery always counts on the server; those that consumed no attempt are counted beside it."""
+        """A redelivery always counts on the server; those that consumed no attempt are counted here."""
         stream = await self._jetstream()
         try:
             return int((await stream.get_last_msg(self._waiting, self._counter(spot))).data or b"0")
@@ -362,7 +362,7 @@ class NatsBus:
                     max_outstanding_pings=2,
                     error_cb=_quiet,
                 )
-                self._client.options["max_reconnect_attempts"] = -1  # from now on it comes back, however late
+                self._client.options["max_reconnect_attempts"] = -1  # from now on it reconnects, however late
             stream = self._client.jetstream(timeout=self.confirm_within)
             if not self._declared:  # at first, and after trouble: a server that lost its data has no streams
                 await self._streams(stream)

@@ -1,7 +1,7 @@
 """One member of a RabbitMQ consumer group whose handlers outlive its connection.
 
-Promise: at most `concurrency` handlers run, however often the connection breaks. A message that comes back after such
-a break meets the handler that still runs for it, or what that one decided: it is not run beside itself, and the break
+Promise: at most `concurrency` handlers run, however often the connection breaks. A message that comes back after
+a break meets its running handler, or that handler's verdict: it never runs twice at once, and the break
 consumes no attempt. Copies (retry, quarantine) travel on a connection of their own, because RabbitMQ stops reading
 from one that publishes during a memory or disk alarm; meanwhile events that need no copy go on.
 
@@ -34,7 +34,7 @@ MAX_HELD = 2_000  # messages that wait for their copy to be taken, before readin
 
 @dataclass(eq=False)
 class _Job:
-    """One event in hand. `message` answers for it: None after its connection was lost, until it comes back."""
+    """One event in hand. `message`: what to answer; None from the loss of its connection until it comes back."""
 
     message: AbstractIncomingMessage | None
     lost: int = 0  # deliveries that ended with our connection
@@ -81,7 +81,7 @@ class RabbitConsumer:
                 tag = await queue.consume(self._receive)
                 underlay: Any = await channel.get_underlay_channel()
             granted = 0
-            # Without its tag the broker took the consumer off the queue.
+            # Without its tag the broker has removed the consumer from the queue.
             while not channel.is_closed and tag in underlay.consumers:
                 if self.stop.is_set():
                     await queue.cancel(tag, timeout=self.answer_within)
@@ -89,7 +89,7 @@ class RabbitConsumer:
                     return
                 granted = min(granted, self._stuck)
                 if 2 * (self._stuck - granted) >= self.concurrency and self._stuck < MAX_HELD:
-                    # What cannot be copied away fills the prefetch. A new consumer has one of its own.
+                    # What cannot be copied fills the prefetch. A new consumer has its own.
                     granted = self._stuck
                     async with asyncio.timeout(self.answer_within):
                         await queue.cancel(tag)
@@ -133,14 +133,14 @@ class RabbitConsumer:
                 try:
                     if verdict is not None:
                         await self._copy(message, verdict, deliveries)
-                        verdict = None  # the copy is there: from now on only the acknowledgement is missing
+                        verdict = None  # the copy is there: only the acknowledgement is missing
                     await message.ack()
                     return
                 except TROUBLE as error:
                     log.warning("RabbitMQ did not take an answer, trying again: %r", error)
                     await set_within(self.stop, LOOK)
                 except Exception:
-                    # Never left unanswered: it would hold a place in the prefetch for good.
+                    # Never left unanswered: it would hold a place in the prefetch forever.
                     log.exception("an event could not be settled: RabbitMQ moves it to the quarantine")
                     with contextlib.suppress(*TROUBLE):
                         await message.reject(requeue=False)

@@ -1,7 +1,7 @@
 """Event bus on RabbitMQ: a quorum queue per group, publisher confirms, delayed retry, dead letters.
 
 Promise, beyond `event_bus`: accepted means confirmed by the broker and routed to at least one group (an event
-nobody would get is refused, not swallowed). A failed event waits in a queue of its own delay and comes back; one
+nobody would get is refused, not swallowed). A failed event waits in the queue for its delay and comes back; one
 that kills its consumers is dead-lettered by the broker itself after `delivery_limit` crashes. During a memory or disk
 alarm publishing is refused at once, and consuming goes on.
 
@@ -57,8 +57,7 @@ class RabbitBus:
         self.url, self.prefix = url, prefix
         self.confirm_within, self.delivery_limit = confirm_within, delivery_limit
         self._known: set[str] = set()  # retry queues that are declared
-        # During an alarm RabbitMQ stops reading from a connection that publishes: whoever only asks or consumes has
-        # another one.
+        # During an alarm RabbitMQ stops reading from a connection that publishes: questions and consumers have others.
         self._events, self._copies, self._questions = (_Link(self._connect, confirm_within) for _ in range(3))
         self.capabilities = Capabilities(
             broker="rabbitmq",
@@ -77,7 +76,7 @@ class RabbitBus:
     async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
         try:
             channel = await self._events.channel()
-            # Sent all the same, every attempt would land when the alarm is over.
+            # If sent anyway, every attempt would land when the alarm is over.
             if await self._events.blocked():
                 return [self._unconfirmed("it is short of memory or disk and takes nothing")] * len(events)
             async with asyncio.timeout(self.confirm_within):
@@ -130,7 +129,7 @@ class RabbitBus:
         await consumer.run()
 
     async def quarantined(self, group: str, limit: int = 100) -> list[Quarantined]:
-        async with self._questions.fresh() as channel:  # closing it gives every message back
+        async with self._questions.fresh() as channel:  # closing it releases every message
             entries = [_shown(message) async for message in self._parked(channel, group, limit)]
         return sorted(entries, key=lambda each: each.at)
 
@@ -166,7 +165,7 @@ class RabbitBus:
         name = self._queue(checked_name(group))
         parked = f"{name}.quarantine"
         # A reader's "get and put back" counts as a delivery: the default limit of RabbitMQ 4 would drop the
-        # message after 20 looks at it.
+        # message after 20 looks.
         await channel.declare_queue(
             parked, durable=True, arguments={"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
         )
@@ -259,7 +258,7 @@ class RabbitBus:
 
 
 class _Link:
-    """One connection, built when it is needed and rebuilt when it broke."""
+    """One connection, built when needed and rebuilt when broken."""
 
     def __init__(self, connect: Callable[[], Awaitable[AbstractConnection]], within: float) -> None:
         self._connect, self._within = connect, within

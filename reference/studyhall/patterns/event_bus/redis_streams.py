@@ -1,6 +1,6 @@
-"""Event bus on Redis Streams, with an own consumer (`event_bus/stream_consumer.py`).
+"""Event bus on Redis Streams, with its own consumer (`stream_consumer`).
 
-Promise, beyond `event_bus`: a group starts at the beginning of the stream and lives through BUSYGROUP,
+Promise, beyond `event_bus`: a group starts at the beginning of the stream and survives BUSYGROUP,
 NOGROUP and lost replies; events that a dead member held are taken over after `claim_idle` seconds, while a
 live one keeps them however slow its handler is; deliveries are counted by Redis, so a crash counts; one id is
 published once per `dedup_window`; trimming never drops what a group has not finished, and what somebody else trims
@@ -38,7 +38,7 @@ from .stream_scripts import GAP, PUBLISH, REPLAY, TRIM, raw
 __all__ = ["RedisStreamsBus"]
 
 DAY = 24 * 3600.0
-# The id of a quarantined entry: topic and place.
+# The id of a quarantined entry: topic/entry.
 _ENTRY = re.compile(r"([\w-]+)/(\d{1,18}-\d{1,18})", re.ASCII)
 
 
@@ -60,7 +60,7 @@ class RedisStreamsBus:
         self.redis = redis
         self.prefix = prefix
         # Unique by default: two processes with one name would both be given that name's pending entries. A
-        # name that outlives the process (a StatefulSet's pod) gets its pending at once, not after claim_idle.
+        # name that outlives the process (a StatefulSet's pod) gets its entries at once, not after claim_idle.
         self.member = member or f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:6]}"
         self.ordered, self.partitions = ordered, partitions
         self.claim_idle, self.retain = claim_idle, retain

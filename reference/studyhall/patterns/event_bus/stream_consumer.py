@@ -62,7 +62,7 @@ class StreamConsumer:
         acking, tending = asyncio.create_task(self._ack()), asyncio.create_task(self._tend())
         try:
             await self._read()
-            await self._lanes.drain()  # renewal lives on meanwhile: a stopping member must not lose its work
+            await self._lanes.drain()  # renewal goes on meanwhile: a stopping member must not lose its work
         finally:
             await _end(tending)
             await self._lanes.abort()
@@ -74,7 +74,7 @@ class StreamConsumer:
     async def _read(self) -> None:
         async for _ in pauses(self.stop):
             try:
-                # A full Redis takes no new group, but the one that is there can be read.
+                # A full Redis takes no new group, but an existing one can be read.
                 with contextlib.suppress(OutOfMemoryError):
                     await self.subscribe()  # also after NOGROUP: data loss must not end the consumer
                 await self._own_pending()
@@ -101,7 +101,7 @@ class StreamConsumer:
 
     async def _read_new(self) -> None:
         # Unordered: no more than can run now, the rest is for others. Ordered: the stream is ours alone, and what
-        # queues up behind a failing key must not stand between us and the other keys.
+        # queues up behind a failing key must not block the other keys.
         ready = len(self._held) - self._waiting - len(self._acks)
         room = min(MAX_HELD - len(self._held), 500 if self.ordered else self.concurrency - ready)
         if room <= 0:
@@ -145,7 +145,7 @@ class StreamConsumer:
             try:
                 done = await self._work(stream, entry, fields, new)
             finally:
-                if done:  # held until Redis knows: looking for lost replies must not find it once more
+                if done:  # held until Redis knows: looking for lost replies must not find it again
                     self._acks.append((stream, entry))
                     self._news.set()
                 else:
@@ -200,13 +200,13 @@ class StreamConsumer:
         self._freed.set()
 
     async def _hand_back(self, stream: str, entry: str, due: float) -> None:
-        """Old enough for any other member once its backoff is over."""
+        """Any other member may claim it once its backoff is over."""
         idle = max(0, int((self.claim_idle - max(due, 0.0)) * 1000))
         with contextlib.suppress(RedisError, OSError):
             await HOLD(self.redis, [stream], [self.group, self.member, idle, entry])
 
     async def _until_answered(self, script: Script, keys: list[str], args: list[Any]) -> Any:
-        """Through outages; a second run costs a delivery more at worst. Given up only when stopping."""
+        """Through outages; a repeat costs at most one delivery more. Gives up only when stopping."""
         async for _ in pauses(asyncio.Event()):
             try:
                 return await script(self.redis, keys, args)
@@ -321,7 +321,7 @@ def _by_stream(reply: Any) -> Any:
 
 
 async def _end(task: asyncio.Task[None]) -> None:
-    """Cancel it until it is over: under Python 3.11 a call to Redis that ends in the same moment swallows one."""
+    """Cancel it until it ends: on Python 3.11 a Redis call that ends at the same moment swallows a cancellation."""
     while not task.done():
         task.cancel()
         await asyncio.wait([task], timeout=0.1)

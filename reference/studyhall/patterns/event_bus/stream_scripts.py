@@ -61,7 +61,7 @@ for i = 2, #ARGV, 3 do
   end
 end
 return 1""")
-# What some group has yet to read or acknowledge stays, and all that came after it. MAXLEN asks nobody.
+# What some group has yet to read or acknowledge stays, and all that came after it; MAXLEN would drop it.
 TRIM = Script("""
 local function split(id) local a, b = string.match(id, '(%d+)-(%d+)'); return tonumber(a), tonumber(b) end
 local now = redis.call('TIME')
@@ -77,7 +77,7 @@ for _, flat in ipairs(groups) do
   if group['pending'] > 0 then keep(split(redis.call('XPENDING', KEYS[1], group['name'])[2])) end
 end
 return redis.call('XTRIM', KEYS[1], 'MINID', string.format('%.0f-%.0f', ms, seq))""")
-# How many entries somebody else trimmed away before the group had read them, told once. They can be seen while nothing
+# How many entries somebody else trimmed away before the group had read them, reported once. They show while nothing
 # older is left, and after the group has read everything: Redis then still counts them as its lag, until corrected.
 GAP = Script("""
 local function named(flat) local t = {}; for i = 1, #flat, 2 do t[flat[i]] = flat[i + 1] end; return t end
@@ -104,9 +104,9 @@ local field = {}
 for i = 1, #entry[2], 2 do field[entry[2][i]] = entry[2][i + 1] end
 redis.call('XADD', KEYS[2], '*', 'event', field['event'], 'key', field['key'])
 return redis.call('XDEL', KEYS[1], ARGV[1])""")
-# Entries of others that have been idle long enough: now ours. It counts as a delivery only when one starts to
-# run (AGAIN), or a crash would be charged to everything the dead process had in its hands. And those that somebody
-# trimmed away, which it takes off the list of pending entries: nobody else is told of them.
+# Other members' entries that have been idle long enough: now ours. A delivery counts only when it starts to run
+# (AGAIN), or a crash would be charged to everything the dead process held. Also returns the entries that somebody
+# trimmed away: this call drops them from the pending list, and nobody else learns of them.
 TAKE = Script("""
 local found = {}
 local claimed = redis.call('XAUTOCLAIM', KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], 'COUNT', ARGV[5], 'JUSTID')
@@ -115,8 +115,8 @@ for _, id in ipairs(claimed[2]) do
   if entry then table.insert(found, entry) end
 end
 return {claimed[1], found, claimed[3] or {}}""")
-# An entry of ours again; ARGV[4] says whether that counts as a delivery. Nothing if it is no longer ours, and an empty
-# list if somebody trimmed it away: then it is no longer pending either.
+# An entry of ours again; ARGV[4]: does that count as a delivery? False if it is no longer ours, an empty list if
+# somebody trimmed it away: then it is no longer pending either.
 AGAIN = Script("""
 local known = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)[1]
 if not known or known[2] ~= ARGV[2] then return false end
@@ -127,7 +127,7 @@ else redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[3]) end
 known = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)[1]
 if not known then return false end
 return {known[4], entry[2]}""")
-# Still at work on these: their idle time starts again. ARGV[3] other than 0 releases them that many ms old.
+# Still running these: their idle time starts again. ARGV[3] other than 0 releases them that many ms old.
 HOLD = Script("""
 for i = 4, #ARGV do
   local known = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1)[1]
