@@ -59,8 +59,8 @@ async def rule_out(
 ) -> Cancellation:
     """Write the marker alone: from now on the job has no effect, whatever its state."""
     place = key or f"{queue}/{job_id}"
-    stands = await Inbox(store, name).record(place, fingerprint(payload), {CANCELLED: reason})
-    if cancelled(stands) is None:
+    recorded = await Inbox(store, name).record(place, fingerprint(payload), {CANCELLED: reason})
+    if cancelled(recorded) is None:
         return Cancellation(queue, job_id, "too-late", "the job had done its work")
     return Cancellation(queue, job_id, "cancelled", reason)
 

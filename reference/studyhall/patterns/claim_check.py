@@ -123,8 +123,8 @@ class Blobs:
         owners = await asyncio.to_thread(lambda: [path.name for path in _folders(self._folder / kind)])
         for start in range(0, len(owners), page):
             # Age first, then use: a blob that gets its owner in between is young, and kept.
-            some = [(kind, owner) for owner in owners[start : start + page]]
-            old = await asyncio.to_thread(self._older_than, some, time.time() - grace)
+            batch = [(kind, owner) for owner in owners[start : start + page]]
+            old = await asyncio.to_thread(self._older_than, batch, time.time() - grace)
             needed = set(await in_use(list(old))) if old else set()
             for ref, path in old.items():
                 if ref in needed:

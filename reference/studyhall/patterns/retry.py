@@ -149,7 +149,7 @@ def _free_delay(
 ) -> float:
     asked = _asked(error)
     match error:
-        case RateLimited():  # never earlier, it would be refused again; spread, for all were told the same
+        case RateLimited():  # never earlier, it would be refused again; spread, since all were told the same
             return asked + rng.random() * max(1.0, 0.1 * asked)
         case ResourceBusy():
             ceiling = min(policy.cap, max(asked, SHORTEST_WAIT) * (waits + 1))

@@ -3,7 +3,7 @@
 Promise: what a worker runs was valid when it was enqueued and is valid now. An unknown name, an unknown
 version or malformed data raises a `Permanent` error at once: no crash loop, no silent success, neighbours go
 on. The message names what is known and where the data is wrong, never a value from it. Jobs of an older
-version that are still in the queue run after a deploy, lifted by `upcasts`.
+version that are still in the queue run after a deploy, converted by `upcasts`.
 
 Does not hold for a version newer than the worker knows: it fails permanently and waits in the dead letters
 for a replay. So deploy workers before producers.
@@ -179,10 +179,10 @@ def validated(jobs: JobTypes) -> AddStep:
 def _envelop(job: Outgoing, jobs: JobTypes, cid: str) -> None:
     request, retry = job.request, jobs[job.ref.name].retry
     meta: dict[str, Any] = {"cid": cid, "at": int(time.time() * 1000)}
-    if (worth := request.max_age) is not None:
-        if not (isinstance(worth, int | float) and 0 < worth < math.inf):
-            raise InvalidMaxAge(f"max_age {str(worth)[:50]}: {InvalidMaxAge.__doc__}")
-        meta["max_age"] = worth
+    if (max_age := request.max_age) is not None:
+        if not (isinstance(max_age, int | float) and 0 < max_age < math.inf):
+            raise InvalidMaxAge(f"max_age {str(max_age)[:50]}: {InvalidMaxAge.__doc__}")
+        meta["max_age"] = max_age
     job.data = jobs.encode(job.ref.name, request.payload)
     if request.key:
         job.data["key"] = request.key

@@ -6,8 +6,8 @@ within `lock + check` seconds, also beside workers of BullMQ's own, in Node or P
 It does not hold
 - for a process that is stopped, or whose C code keeps the interpreter lock, longer than the lock lives: other
   workers take its jobs over, and on its return it is told which ones it lost;
-- for an event loop that has been silent for `hung_after` seconds: its locks are given up on purpose, because
-  a hung process must not keep jobs forever;
+- for an event loop that has been silent for `hung_after` seconds: its locks lapse on purpose, because a hung
+  process must not keep jobs forever;
 - when Redis itself is away for longer than a lock lives: then every lock is gone and every running job lost.
 """
 

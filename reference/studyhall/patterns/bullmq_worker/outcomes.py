@@ -1,4 +1,4 @@
-"""How a run ends: what a processor raises to say it, and the one place that carries it out.
+"""How a run ends: what a processor raises to decide it, and the one place that carries it out.
 
 The processor …                              and its job …
 - returns a JSON value                       is completed

@@ -4,7 +4,7 @@ Promise: every job is read. A number, option or field that is not of BullMQ's fo
 been set (digits in quotes are taken as the number), and `Reading.repairs` are the fields to write back, because
 BullMQ's scripts trip over them half-way: `atm = "x"` leaves a job in no state at all, and a `stacktrace` of
 null stops every tool that lists the failed jobs. A job without name, data or options that can be parsed
-comes as `problem`: fail it and keep what it was.
+comes as `problem`: fail it and keep the evidence.
 It does not judge the data: that is the processor's job.
 """
 

@@ -84,7 +84,7 @@ def producer_client(url: str, *, answer: float = ANSWER_SECONDS) -> Redis:
 def build_client(kind: type[C], url: str, **options: Any) -> C:
     """A client of this kind with these options, for every form of URL."""
     options |= TEXT
-    made: Any
+    client: Any
     if sentinel := sentinel_of(url):
         hosts, service, server, asked = sentinel
         # Ask the next sentinel soon.
@@ -92,11 +92,11 @@ def build_client(kind: type[C], url: str, **options: Any) -> C:
         manager: Any = Sentinel(  # type: ignore[no-untyped-call]
             hosts, sentinel_kwargs={**limits, **asked}, **{**options, **server}
         )
-        made = manager.master_for(service, redis_class=kind)
+        client = manager.master_for(service, redis_class=kind)
     else:
-        made = kind.from_url(url, **options)
-    assert isinstance(made, kind)
-    return watched(made, _Watched)
+        client = kind.from_url(url, **options)
+    assert isinstance(client, kind)
+    return watched(client, _Watched)
 
 
 class _Watched:

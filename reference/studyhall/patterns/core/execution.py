@@ -103,7 +103,7 @@ class JobContext:
 
     @property
     def fence(self) -> int:
-        """The number of this run: higher than that of every earlier run of the job, and of a job it replaces."""
+        """The number of this run: higher than in every earlier run of the job, or of a job it replaces."""
         return int(self.job.timestamp) * STARTS + min(int(self.job.attemptsStarted), STARTS - 1)
 
     def remaining(self) -> float:

@@ -55,7 +55,7 @@ class Outcome(StrEnum):
     DUPLICATE = "duplicate"  # done before: the stored result was returned
     RETRY = "retry"  # failed, comes back, an attempt is consumed
     SNOOZED = "snoozed"  # waits (rate limit, busy, an outage, nothing to do yet), no attempt is consumed
-    PERMANENT = "permanent"  # the error said that it never passes
+    PERMANENT = "permanent"  # the error will never pass
     EXHAUSTED = "exhausted"  # every attempt failed
     EXPIRED = "expired"  # waited longer than max_age
     CANCELLED = "cancelled"  # final, and not a failure

@@ -134,10 +134,10 @@ async def crowded(store: AsyncEngine, concurrency: int) -> str | None:
     if not is_postgres(store):
         return None
     async with read(store) as connection:
-        there, used = (await connection.execute(_CONNECTIONS)).one()
-    if there - used < most:
+        total, used = (await connection.execute(_CONNECTIONS)).one()
+    if total - used < most:
         return (
-            f"PostgreSQL has {there} connections and {used} are taken, this process opens up to {most}: raise its "
+            f"PostgreSQL has {total} connections and {used} are taken, this process opens up to {most}: raise its "
             "max_connections, start fewer processes, or put a pooler in between"
         )
     return None

@@ -77,17 +77,17 @@ def lock_client(url: str, *, name: str | None = None) -> redis.Redis:
         "socket_connect_timeout": CONNECT_SECONDS,
         "socket_timeout": 2.0,
     }
-    made: Any
+    client: Any
     if sentinel := sentinel_of(url):
         hosts, service, server, asked = sentinel
         manager: Any = SyncSentinel(  # type: ignore[no-untyped-call]
             hosts, sentinel_kwargs={**options, **asked}, **{**options, **server}
         )
-        made = manager.master_for(service)
+        client = manager.master_for(service)
     else:
-        made = redis.Redis.from_url(url, **options)
-    assert isinstance(made, redis.Redis)
-    return watched(made, _WatchedSync)
+        client = redis.Redis.from_url(url, **options)
+    assert isinstance(client, redis.Redis)
+    return watched(client, _WatchedSync)
 
 
 class _Named:

@@ -179,8 +179,8 @@ async def _claim_alerts(store: AsyncEngine) -> list[DeadLetter]:
     oldest = select(t.id).where(due).order_by(t.archived_at).limit(ALERTS_AT_ONCE)
     # A CTE: PostgreSQL may run a sub-select with SKIP LOCKED more than once and so exceed its LIMIT (27 rows
     # for 20). The condition again outside: it is what gets rechecked after waiting for another sweeper.
-    some = oldest.with_for_update(skip_locked=True).cte("due")
-    claim = update(dead_letters).where(t.id.in_(select(some.c.id)), due)
+    locked = oldest.with_for_update(skip_locked=True).cte("due")
+    claim = update(dead_letters).where(t.id.in_(select(locked.c.id)), due)
     claim = claim.values(alerting_until=now + ALERT_LEASE)
     async with begin(store) as tx:
         return [dead_letter_of(row) for row in await tx.execute(claim.returning(*t))]

@@ -149,10 +149,10 @@ class Drainer(Periodic):
     """Queues what is pending until told to stop; run it beside the workers (`run_until_signalled`)."""
 
     def __init__(self, store: AsyncEngine, producer: Enqueues, *, every: float = 1.0) -> None:
-        super().__init__("queueing what is pending", self._some, every=every)
+        super().__init__("queueing what is pending", self._round, every=every)
         self._store, self._producer = store, producer
 
-    async def _some(self) -> bool:
+    async def _round(self) -> bool:
         drained = await drain(self._store, self._producer)
         if drained.queued:
             log.info("queued what was pending", extra={"fields": {"jobs": drained.queued}})
@@ -164,9 +164,9 @@ async def _claim(store: AsyncEngine, claimer: str, batch: int) -> list[Any]:
     async with read(store) as connection:  # an idle drainer must not take SQLite's only writer
         if await connection.scalar(select(row.id).where(row.due_at <= now).limit(1)) is None:
             return []
-    some = select(row.id).where(row.due_at <= now).order_by(row.accepted_at).limit(batch)
+    oldest = select(row.id).where(row.due_at <= now).order_by(row.accepted_at).limit(batch)
     # The condition stands outside again: PostgreSQL rechecks only that after waiting for another drainer.
-    free = (row.id.in_(some.with_for_update(skip_locked=True)), row.due_at <= now)
+    free = (row.id.in_(oldest.with_for_update(skip_locked=True)), row.due_at <= now)
     claim = update(pending_jobs).where(*free).values(due_at=now + LEASE, claimed_by=claimer).returning(*row)
     async with begin(store) as tx:
         return sorted((await tx.execute(claim)).all(), key=lambda claimed: float(claimed.accepted_at))

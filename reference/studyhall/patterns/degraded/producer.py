@@ -5,7 +5,7 @@ Promises
   request is a row in `pending_jobs`. Once an outage is noticed, later calls go to the database at once.
 - `accept(tx, …)` writes the row in the caller's own transaction, so the business row and its job exist together
   or not at all; a crash between the commit and the queue costs nothing.
-- Nobody has to restart anything: the next call after `retry_every` seconds tries Redis again, and a `Drainer`
+- Nothing has to be restarted: the next call after `retry_every` seconds tries Redis again, and a `Drainer`
   (see `pending`) queues the rest. However often a request was sent, timed out or landed, it is one job.
 
 When they do not hold

@@ -179,11 +179,11 @@ def _find_binary() -> tuple[str, str]:
     tried = []
     for path, source in _candidates():
         try:
-            shown = subprocess.run([path, "--version"], capture_output=True, timeout=5, check=False).stdout
+            output = subprocess.run([path, "--version"], capture_output=True, timeout=5, check=False).stdout
         except (OSError, subprocess.TimeoutExpired) as error:
             tried.append(f"{path} does not run ({error})")
             continue
-        match = re.search(rb"\bv=(\d+)\.(\d+)", shown)
+        match = re.search(rb"\bv=(\d+)\.(\d+)", output)
         if match and (int(match[1]), int(match[2])) >= MINIMUM:
             return path, source
         tried.append(f"{path} is {match[0].decode()[2:] if match else 'not Redis'}")

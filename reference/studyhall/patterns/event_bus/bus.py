@@ -2,7 +2,7 @@
 
 Promise: an event that `publish` accepted reaches every subscribed group at least once. It is acknowledged
 only after its handler returned; a failing one comes back with backoff, a bounded number of times, and then
-lies in the group's quarantine with the reason, from where it can be replayed to that group alone. A poison
+stays in the group's quarantine with the reason, to be replayed to that group alone. A poison
 event delays only itself and, where order is kept, what `poison_delays` says. A connection that breaks, or that
 swallows every byte, is replaced within 20 seconds, and neither ends a handler nor starts a second run of it.
 The bound counts handlers that raise and those that kill their process, across restarts of consumers and broker.

@@ -1,7 +1,7 @@
 """Event bus on Kafka: idempotent producer, keyed partitions, commits after the handler, retry and dead topics.
 
 Promise, beyond `event_bus`: an offset is committed only when every event up to it is settled, and a partition is
-given up in a rebalance only after its running handlers ended. `ordered=True` keeps order per subject: a failed
+released in a rebalance only after its running handlers ended. `ordered=True` keeps order per subject: a failed
 event is tried again in place and holds up its own subject alone; otherwise it moves to the group's retry topic
 with its count and due time, so that nothing waits for it.
 
@@ -244,9 +244,9 @@ class KafkaBus:
                 admin.list_topics(name, timeout=self.confirm_within)
             return
         wanted = [NewTopic(name, self.partitions, self.replication) for name in names]
-        for made in admin.create_topics(wanted, request_timeout=self.confirm_within).values():
+        for future in admin.create_topics(wanted, request_timeout=self.confirm_within).values():
             try:
-                made.result()
+                future.result()
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise

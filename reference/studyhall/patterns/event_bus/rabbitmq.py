@@ -250,8 +250,8 @@ class RabbitBus:
 
     async def _connect(self) -> AbstractConnection:
         beat: dict[str, Any] = {} if "heartbeat=" in self.url else {"heartbeat": HEARTBEAT}
-        made: AbstractConnection = await aio_pika.connect(self.url, timeout=self.confirm_within, **beat)
-        return made
+        connection: AbstractConnection = await aio_pika.connect(self.url, timeout=self.confirm_within, **beat)
+        return connection
 
     def _unconfirmed(self, error: object) -> BrokerUnavailable:
         return BrokerUnavailable(f"RabbitMQ did not confirm ({error!r}); publish the same id again")
