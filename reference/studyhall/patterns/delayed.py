@@ -11,7 +11,7 @@ time is written by the producer: with `at` it is that moment whatever the produc
 off by as much as that clock differs from the server's.
 
 When it does NOT hold: with all slots busy, or no worker, it is late. A stock worker whose clock is ahead starts it
-early by as much. A producer whose clock is ahead refuses an `at` that its clock says is past. A delay is not a
+early by as much. A producer whose clock is ahead refuses an `at` that looks past. A delay is not a
 schedule: for something that recurs, use `schedule`.
 """
 

@@ -4,7 +4,7 @@ Promise: a listener may be sync or async and may raise whatever it likes, a Canc
 job and no worker is touched, the listener's error is reported.
 Without any set-up every error reaches the log. (In a stock worker a raising `active` listener leaves the job
 active and unrun, a raising `error` listener ends the worker, an async one is never awaited, and without an
-`error` listener nothing is said at all.)
+`error` listener errors vanish.)
 It does not wait for async listeners before going on: what must happen for a job belongs in its processor.
 """
 

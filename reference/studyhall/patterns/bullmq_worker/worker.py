@@ -326,7 +326,7 @@ class ReliableWorker:
     async def _meet_server(self) -> None:
         # On the waiter, so that dashboards also count a worker that never had to wait.
         async with self._waiter.pipeline(transaction=False) as ask:
-            ask.exists(self.keys["wait"], self.keys["active"])  # NoCluster, where a queue's keys lie apart
+            ask.exists(self.keys["wait"], self.keys["active"])  # NoCluster, if the queue's keys are spread
             ask.info("server")
             ask.client_setname(self._waiter_name)
             ask.client_id()

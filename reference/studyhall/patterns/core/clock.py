@@ -100,7 +100,7 @@ async def _set_within(event: asyncio.Event, seconds: float) -> None:
 
 
 async def apart(work: Callable[..., Awaitable[T]], *args: object) -> T:
-    """Call other people's code in a task of its own. On Python before 3.13 a TaskGroup whose child failed leaves its
+    """Call foreign code in a task of its own. On Python before 3.13 a TaskGroup whose child failed leaves its
     task marked as cancelled, and `told_to_end` would believe it: a loop ended with the first such error."""
 
     async def called() -> T:

@@ -8,7 +8,7 @@ An `add` that timed out may still have landed: give every job a `jobId`, then re
 
 URLs: `redis://`, `rediss://` (TLS), `unix:///path/to/socket?db=0`, and for Sentinel
 `redis+sentinel://[user:password@]host:port,host2:port/service/db` (`rediss+sentinel://` with TLS). Options in the URL
-(`?socket_timeout=1`) win over the numbers here. Redis Cluster: `NoCluster`, whose text says what works.
+(`?socket_timeout=1`) win over the numbers here. Redis Cluster: `NoCluster` says what works.
 """
 
 import asyncio

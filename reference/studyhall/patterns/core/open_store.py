@@ -15,7 +15,7 @@ When they do not hold
 - Outside `answers_within` a live proxy that forwards nothing passes those checks, and a statement waits forever. The
   limit cannot tell a slow statement from a silent server: give slow ones a longer limit.
 - Behind PgBouncer in transaction mode say `?pooler=transaction`: no prepared statements, because the next transaction
-  gets another server connection, and no session settings, which PgBouncer refuses: put them (`_POSTGRES_SESSION`) on
+  may get another connection, and no session settings, which PgBouncer refuses: put them (`_POSTGRES_SESSION`) on
   the role, `ALTER ROLE … SET lock_timeout = …`. There a relay polls instead of being woken.
 """
 

@@ -7,7 +7,7 @@ A store is an `AsyncEngine` that `open_store` made (`queuesmith add store` bring
   although busy_timeout was set (two readers cannot both become the writer); BEGIN IMMEDIATE got none.
 - `read(store)` sees one snapshot on SQLite, one per statement on PostgreSQL, and refuses to write on both.
 - An outage (server down, disk full, file locked or read-only, no connection free) is a `StoreUnavailable` on
-  both, so that a job that meets one waits for its end and consumes no attempt. `is_outage` is the one judge.
+  both, so that a job that meets one waits for its end and consumes no attempt. `is_outage` decides.
 
 When they do not hold
 - Power loss, silent servers: see `open_store`.

@@ -3,7 +3,7 @@
 Promise: `judge` turns whatever a handler does (return, raise, hang, cancel itself, get garbage) into exactly
 one decision, the same on every broker; `Lanes` runs work with one key strictly in the order it was started.
 
-When it does NOT hold: a handler that blocks the event loop (a CPU loop, a synchronous driver) is beyond any
+When it does NOT hold: a handler that blocks the event loop (a CPU loop, a synchronous driver) escapes any
 time limit; put such work into a thread or process.
 """
 

@@ -1,7 +1,7 @@
 """One member of a Redis Streams consumer group: reads, runs, acknowledges, takes over from the dead.
 
 Promise: what Redis gave this member is run and acknowledged after success (acks travel in batches), or stays
-pending where another member finds it. Lost replies are looked for: own pending entries come first after
+pending where another member finds it. Lost replies are found: own pending entries come first after
 every connect. A handler that outlasts `claim_idle` is not duplicated: a live member renews what it holds.
 
 When it does NOT hold: a process frozen for longer than `claim_idle` loses what it held to another member and,
@@ -161,7 +161,7 @@ class StreamConsumer:
                 if self.ordered and not self._owns(stream):
                     return False  # the next owner takes it over, in order
                 if self.stop.is_set():
-                    await self._hand_back(stream, entry, 0)
+                    await self._release(stream, entry, 0)
                     return False
                 if not new:
                     again = await self._until_answered(AGAIN, [stream], [self.group, self.member, entry, int(counts)])
@@ -192,14 +192,14 @@ class StreamConsumer:
                 return False
         finally:
             self._waiting -= 1
-        await self._hand_back(stream, entry, due - time.monotonic())
+        await self._release(stream, entry, due - time.monotonic())
         return True
 
     def _let_go(self, spot: Spot) -> None:
         self._held.discard(spot)
         self._freed.set()
 
-    async def _hand_back(self, stream: str, entry: str, due: float) -> None:
+    async def _release(self, stream: str, entry: str, due: float) -> None:
         """Any other member may claim it once its backoff is over."""
         idle = max(0, int((self.claim_idle - max(due, 0.0)) * 1000))
         with contextlib.suppress(RedisError, OSError):
