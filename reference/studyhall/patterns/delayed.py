@@ -93,8 +93,8 @@ async def withdraw(producer: _Producer, ref: JobRef) -> None:
     async with producer.bounded():
         state = await queue.getJobState(ref.id)
         # BullMQ's own removal is atomic and refuses a job that runs; a finished one is not ours to remove.
-        gone: Any = await queue.remove(ref.id) if state in ("delayed", "waiting", "prioritized") else 0
-    if not gone:
+        removed: Any = await queue.remove(ref.id) if state in ("delayed", "waiting", "prioritized") else 0
+    if not removed:
         raise AlreadyStarted(f"{ref.id} is {state}: {AlreadyStarted.__doc__}")
 
 

@@ -240,11 +240,11 @@ class Producer:
         return replies
 
     async def _ask_for_twins(self, jobs: Sequence[Outgoing]) -> None:
-        asked: list[Command] = []
+        commands: list[Command] = []
         for job in jobs:
             base = f"{self.prefix}:{job.ref.queue}:"
-            asked += [("ZSCORE", f"{base}failed", job.ref.id), ("HGET", base + job.ref.id, "data")]
-        replies = await self._send(asked)
+            commands += [("ZSCORE", f"{base}failed", job.ref.id), ("HGET", base + job.ref.id, "data")]
+        replies = await self._send(commands)
         _refuse_twins(jobs, list(zip(replies[::2], replies[1::2], strict=True)))
 
     async def _admit(self, jobs: Sequence[Outgoing], *, look: bool = False) -> None:

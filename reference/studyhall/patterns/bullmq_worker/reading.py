@@ -62,8 +62,8 @@ def _repairs(fields: Mapping[str, str]) -> dict[str, str]:
             new[name] = str(_number(fields[name]) or 0)
     # From BullMQ 3; it overrides `atm`, which alone is counted: such a job never ends.
     if fields.get("attemptsMade"):
-        made = [_number(text) or 0 for text in (fields["attemptsMade"], fields.get("atm"))]
-        new |= {"atm": str(max(made)), "attemptsMade": ""}
+        counts = [_number(text) or 0 for text in (fields["attemptsMade"], fields.get("atm"))]
+        new |= {"atm": str(max(counts)), "attemptsMade": ""}
     if not _is_count(fields.get("timestamp", "")):
         new["timestamp"] = str(_number(fields.get("timestamp")) or int(time.time() * 1000))
     if "stacktrace" in fields and not isinstance(_parsed(fields["stacktrace"]), list):

@@ -86,11 +86,11 @@ def build_client(kind: type[C], url: str, **options: Any) -> C:
     options |= TEXT
     client: Any
     if sentinel := sentinel_of(url):
-        hosts, service, server, asked = sentinel
+        hosts, service, server, sentinels = sentinel
         # Ask the next sentinel soon.
         limits = {"retry": Retry(NoBackoff(), 0), "socket_connect_timeout": 0.5, "socket_timeout": 0.5}
         manager: Any = Sentinel(  # type: ignore[no-untyped-call]
-            hosts, sentinel_kwargs={**limits, **asked}, **{**options, **server}
+            hosts, sentinel_kwargs={**limits, **sentinels}, **{**options, **server}
         )
         client = manager.master_for(service, redis_class=kind)
     else:
@@ -155,7 +155,7 @@ def sentinel_of(url: str) -> tuple[list[tuple[str, int]], str, dict[str, Any], d
         )
     pairs = [(urlsplit(f"//{host}").hostname or "", urlsplit(f"//{host}").port) for host in hosts.split(",")]
     server: dict[str, Any] = {**parse_url(f"redis://{login}{at}/{db}?{parts.query}")}
-    asked = {"password": server.pop("sentinel_password")} if "sentinel_password" in server else {}
+    sentinels = {"password": server.pop("sentinel_password")} if "sentinel_password" in server else {}
     if scheme == "rediss":
-        server["ssl"], asked["ssl"] = True, True
-    return [(host, port or 26379) for host, port in pairs], service, server, asked
+        server["ssl"], sentinels["ssl"] = True, True
+    return [(host, port or 26379) for host, port in pairs], service, server, sentinels

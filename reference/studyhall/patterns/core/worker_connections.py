@@ -79,9 +79,9 @@ def lock_client(url: str, *, name: str | None = None) -> redis.Redis:
     }
     client: Any
     if sentinel := sentinel_of(url):
-        hosts, service, server, asked = sentinel
+        hosts, service, server, sentinels = sentinel
         manager: Any = SyncSentinel(  # type: ignore[no-untyped-call]
-            hosts, sentinel_kwargs={**options, **asked}, **{**options, **server}
+            hosts, sentinel_kwargs={**options, **sentinels}, **{**options, **server}
         )
         client = manager.master_for(service)
     else:

@@ -144,13 +144,13 @@ async def purge(store: AsyncEngine, older_than: float, *, batch: int = 1000) -> 
     """Forget dead letters archived that many seconds ago, replayed or not. `batch` rows per transaction."""
     aged = _t.archived_at < time.time() - older_than
     oldest = select(_t.id).where(aged).order_by(_t.archived_at).limit(batch)
-    gone = 0
+    deleted = 0
     while True:
         async with begin(store) as tx:
             done = await tx.execute(delete(dead_letters).where(_t.id.in_(oldest)))
-        gone += done.rowcount
+        deleted += done.rowcount
         if done.rowcount < batch:
-            return gone
+            return deleted
         await asyncio.sleep(0)
 
 

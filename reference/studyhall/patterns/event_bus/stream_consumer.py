@@ -125,9 +125,9 @@ class StreamConsumer:
         cursor = "0-0"
         while True:
             args = [self.group, self.member, int(idle * 1000), cursor, 2 * self.concurrency]
-            cursor, entries, gone = await TAKE(self.redis, [stream], args)
-            if gone:
-                self.trimmed(stream, len(gone))
+            cursor, entries, trimmed = await TAKE(self.redis, [stream], args)
+            if trimmed:
+                self.trimmed(stream, len(trimmed))
             for entry, flat in entries:
                 self._start(stream, text(entry), _fields(flat))
             if (cursor := text(cursor)) == "0-0" or (entries and not self.ordered):  # leave some for others
