@@ -26,12 +26,12 @@ def test_one_command_writes_json_report_and_picture(tmp_path):
     argv = ["-m", "bench", "--section", "enqueue,latency", "--peers", "queuesmith-bare", "--out", str(tmp_path)]
     done = subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "results.json").read_text())
-    row = found["sections"]["enqueue"]["rows"]["queuesmith-bare"]
+    results = json.loads((tmp_path / "results.json").read_text())
+    row = results["sections"]["enqueue"]["rows"]["queuesmith-bare"]
     (single,), (bulk,), (gain,) = row["single"], row["bulk"], row["gain"]
     assert single > 0
     assert gain == pytest.approx(bulk / single, rel=0.01)
-    delays = found["sections"]["latency"]["rows"]["queuesmith-bare"]
+    delays = results["sections"]["latency"]["rows"]["queuesmith-bare"]
     assert [0] < delays["idle_p50"] <= delays["idle_p99"]
     assert (tmp_path / "RESULTS.md").read_text() == done.stdout.removesuffix("\n")
     assert (tmp_path / "latency.svg").read_text().startswith("<svg")
@@ -96,8 +96,8 @@ def test_a_worker_that_ends_is_an_error_with_what_it_said(lab):
 def test_a_peer_that_cannot_be_installed_is_said_and_left_out(tmp_path, monkeypatch):
     for name in ("gone", "queuesmith"):
         (tmp_path / "peers" / name).mkdir(parents=True)
-        told = (PEERS / "queuesmith" / "peer.toml").read_text()
-        (tmp_path / "peers" / name / "peer.toml").write_text(told.replace("Queuesmith, full", name))
+        text = (PEERS / "queuesmith" / "peer.toml").read_text()
+        (tmp_path / "peers" / name / "peer.toml").write_text(text.replace("Queuesmith, full", name))
     (tmp_path / "peers" / "gone" / "requirements.txt").write_text("no-such-package-at-all==1.0\n")
     monkeypatch.setattr(labs, "PEERS", tmp_path / "peers")
     monkeypatch.setattr(labs, "ENVS", tmp_path / "envs")

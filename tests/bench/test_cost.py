@@ -45,9 +45,9 @@ def counted(folder, *under, out=None):
     finally:
         server.stop()
     assert ran.returncode == 0, ran.stderr[-3_000:]
-    found = json.loads(ran.stdout.splitlines()[-1])
-    print(found)
-    return found
+    costs = json.loads(ran.stdout.splitlines()[-1])
+    print(costs)
+    return costs
 
 
 @pytest.mark.timeout(1_600)

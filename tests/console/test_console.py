@@ -343,22 +343,22 @@ def test_accessibility_check_finds_nothing_at_all(hall, open_page, furnished, th
     source = axe_source()
     # The page's own policy would refuse the checker's script: bypassed in this context alone.
     look = {"token": True, "bypass_csp": True, "color_scheme": theme, "reduced_motion": "reduce"}
-    found = []
+    faults = []
     for width in (390, 1280):
         page = open_page(hall, "", viewport={"width": width, "height": 800}, **look)
         page.evaluate(source)
         for route in (*VIEWS, *furnished):
             settle(page, route)
-            found += [f"{route} at {width}: {one}" for one in violations(page)]
+            faults += [f"{route} at {width}: {fault}" for fault in violations(page)]
             assert page.evaluate("document.documentElement.scrollWidth") <= width, route
         if width == 390:
             for route, button in DIALOGS:
                 settle(page, route or furnished[2])
                 page.get_by_role("button", name=button).first.click()
                 page.locator("dialog[open]").wait_for()
-                found += [f"{button} of {route}: {one}" for one in violations(page)]
+                faults += [f"{button} of {route}: {fault}" for fault in violations(page)]
                 page.keyboard.press("Escape")
-    assert found == []
+    assert faults == []
     page.get_by_role("link", name=HOSTILE).first.click()
     payload = page.locator(".detail [data-part=payload]").inner_text()
     assert [HOSTILE in payload, "hunter2" in payload] == [True, False]
@@ -366,4 +366,4 @@ def test_accessibility_check_finds_nothing_at_all(hall, open_page, furnished, th
     assert page.locator("img[src=x]").count() == 0
     # It can fail: an unlabelled field is found.
     page.evaluate("document.querySelector('main').append(document.createElement('input'))")
-    assert [one.split()[0] for one in violations(page, ("critical",))] == ["label"]
+    assert [fault.split()[0] for fault in violations(page, ("critical",))] == ["label"]

@@ -43,13 +43,13 @@ def test_every_pattern_has_its_failure_drawn_its_card_its_code_and_its_proofs(gu
 
 
 def test_every_promise_says_when_it_does_not_hold_in_the_words_of_its_module(guide):
-    told = 0
+    quoted = 0
     for pattern in CATALOGUE:
         module = ROOT / "reference" / "studyhall" / "patterns" / pattern.own[0]
         if "not hold" in (ast.get_docstring(ast.parse(module.read_text())) or "").lower():
             assert 'class="qs-limits"' in guide.text(f"patterns/{pattern.id}/"), pattern.id
-            told += 1
-    assert told > len(CATALOGUE) / 2
+            quoted += 1
+    assert quoted > len(CATALOGUE) / 2
 
 
 @pytest.mark.parametrize("name", NEEDED)
@@ -207,10 +207,10 @@ def test_the_card_shows_the_figures_of_the_file_with_date_and_seed(bare):
 
 def test_a_card_is_sentences_and_its_raw_figures_are_one_click_away(guide):
     text = re.sub(r"</?(code|strong)>", "", guide.text("patterns/idempotency/"))
-    told, _, raw = text.partition('<details class="qs-raw"')
-    assert "240 deliveries, 48 kills at four moments: nothing lost, nothing duplicated." in told
-    assert "The usual SET NX lost 42" in told
-    assert "naive set nx lost" not in told
+    prose, _, raw = text.partition('<details class="qs-raw"')
+    assert "240 deliveries, 48 kills at four moments: nothing lost, nothing duplicated." in prose
+    assert "The usual SET NX lost 42" in prose
+    assert "naive set nx lost" not in prose
     assert "naive set nx lost" in raw
 
 
@@ -255,11 +255,11 @@ def test_home_is_a_quickstart_a_chooser_and_a_chart_of_the_peers(guide):
     assert "kill -9 $!" in plain
     assert "token" not in plain.lower()
     assert "make guide" not in text
-    told = re.findall(r"<desc id=[^>]*>([^<]*)</desc>", text)
-    assert len(told) == 2
+    charts = re.findall(r"<desc id=[^>]*>([^<]*)</desc>", text)
+    assert len(charts) == 2
     for peer in json.loads((ROOT / "bench" / "results.json").read_text())["peers"].values():
-        assert all(f"{peer['title']}: " in chart for chart in told), peer["title"]
-    assert "Queuesmith, full pipeline: nothing" in told[0]
+        assert all(f"{peer['title']}: " in chart for chart in charts), peer["title"]
+    assert "Queuesmith, full pipeline: nothing" in charts[0]
 
 
 def test_what_was_not_measured_is_said_never_filled_in(bare):
@@ -317,8 +317,8 @@ def test_pages_have_no_second_copy_of_a_skill_text():
 )
 def test_a_verdict_of_a_timeline_follows_from_what_is_durable(steps, words):
     """Not written beside the moment: the same rows judge any order of the steps."""
-    told = tomllib.loads((ROOT / "guide" / "timelines.toml").read_text())["idempotency"]
-    moments = timelines.derived(told | {"usual": ["title", *steps]})["moments"]
+    timeline = tomllib.loads((ROOT / "guide" / "timelines.toml").read_text())["idempotency"]
+    moments = timelines.derived(timeline | {"usual": ["title", *steps]})["moments"]
     assert [moment["usual"][1] for moment in moments] == words.split()
 
 

@@ -194,9 +194,9 @@ class Watched:
         assert wrong == []
         assert self.foreign == [], "the console may talk to its own server only"
 
-    def _said(self, said: Any) -> None:
-        if said.type in ("error", "warning"):
-            self.errors.append(f"{said.type}: {said.text}")
+    def _said(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.errors.append(f"{message.type}: {message.text}")
 
     def _asked(self, dialog: Any) -> None:
         self.errors.append(f"dialog: {dialog.message}")
@@ -267,5 +267,5 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     yield start
     for context in contexts:
         context.close()
-    for one in watched:
-        one.clean()
+    for each in watched:
+        each.clean()

@@ -98,10 +98,10 @@ class ChatPlatform:
         await self._serving
 
     async def _edit(self, request: Request) -> JSONResponse:
-        return await self._take(request, lambda said, text: [text, *said[1:]])
+        return await self._take(request, lambda posts, text: [text, *posts[1:]])
 
     async def _follow_up(self, request: Request) -> JSONResponse:
-        return await self._take(request, lambda said, text: [*said, text])
+        return await self._take(request, lambda posts, text: [*posts, text])
 
     async def _take(self, request: Request, change: Any) -> JSONResponse:
         token = request.path_params["token"]

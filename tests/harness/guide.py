@@ -49,8 +49,8 @@ class Guide:
 
     def addresses(self) -> list[str]:
         """Of every page but the source pages and the page for lost readers."""
-        found = (path.parent.relative_to(self.folder).as_posix() for path in self.folder.rglob("index.html"))
-        return sorted("" if address == "." else f"{address}/" for address in found)
+        folders = (path.parent.relative_to(self.folder).as_posix() for path in self.folder.rglob("index.html"))
+        return sorted("" if address == "." else f"{address}/" for address in folders)
 
     def text(self, address: str) -> str:
         return (self.folder / address / "index.html").read_text()

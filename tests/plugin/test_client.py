@@ -72,8 +72,8 @@ def test_readme_commands_install_this_version(installed):
 
 def test_session_offers_exactly_our_skills_and_agents(installed):
     asked = ("-p", "--output-format", "stream-json", "--verbose", "hi")
-    said = installed.run(*asked, cwd=installed.home / "work", ok=False).stdout  # ends with "not logged in"
-    first = json.loads(said.splitlines()[0])
+    out = installed.run(*asked, cwd=installed.home / "work", ok=False).stdout  # ends with "not logged in"
+    first = json.loads(out.splitlines()[0])
     assert first["subtype"] == "init"
     ours = [name.removeprefix("queuesmith:") for name in first["skills"] if name.startswith("queuesmith:")]
     assert sorted(ours) == SKILLS
@@ -111,14 +111,14 @@ def test_every_eval_case_loads(claude, tmp_path):
     plugin = tmp_path / "plugin"
     shutil.copytree(ROOT / "tests" / "evals", plugin / "tests" / "evals")
     shutil.copytree(ROOT / ".claude-plugin", plugin / ".claude-plugin")
-    said, result = evaluate(claude, plugin, tmp_path)
+    out, result = evaluate(claude, plugin, tmp_path)
     assert result["partialReason"] == "auth_failed"
-    assert "failed to load" not in said
-    assert "cannot pass" not in said
+    assert "failed to load" not in out
+    assert "cannot pass" not in out
     case = plugin / "tests" / "evals" / "slash-command" / "case.yaml"
     case.write_text(case.read_text().replace("type: regex", "type: no-such-grader", 1))
-    said, _ = evaluate(claude, plugin, tmp_path)
-    assert "1 case file(s) failed to load" in said, "this test would notice a broken case"
+    out, _ = evaluate(claude, plugin, tmp_path)
+    assert "1 case file(s) failed to load" in out, "this test would notice a broken case"
 
 
 def evaluate(claude, plugin, folder):

@@ -123,9 +123,9 @@ def test_a_service_that_keeps_its_promises_is_never_flagged_under_load(seed, par
     try:
         card = card_of(parcels(recovery=30.0, wake=15.0, shutdown=30.0), seed=seed)
     finally:
-        for one in spin:
-            one.kill()
-            one.wait()
+        for spinner in spin:
+            spinner.kill()
+            spinner.wait()
     assert not card.broken, as_text(card)
 
 
@@ -145,10 +145,10 @@ def test_the_clock_is_wrong_in_every_way_to_ask_for_it_and_the_monotonic_one_is_
     assert not why
     asked = "import time, datetime; print(time.time(), datetime.datetime.now().timestamp(), time.monotonic())"
     before, steady = time.time(), time.monotonic()
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", asked], env={**os.environ, **env}, capture_output=True, text=True, check=True
     )
-    wall, shown, monotonic = map(float, said.stdout.split())
+    wall, shown, monotonic = map(float, done.stdout.split())
     assert (round((wall - before) / 3600, 1), round((shown - before) / 3600, 1)) == (1, 1)
     assert abs(monotonic - steady) < 600
     assert clock.wrong(os.getpid(), env).startswith("not applied")
@@ -168,8 +168,8 @@ def test_a_slow_look_is_not_taken_for_a_slow_recovery(unseen, broken):
     """Seen at a load of 18: done 20 s after the kill, looked at 16 s later, and called stuck."""
     spec = SimpleNamespace(promises=SimpleNamespace(recovery=30.0))
     world = SimpleNamespace(spec=spec, warmup=0.0, timeline=Timeline())
-    found = _late(world, [Job("k1", over=10.0, seen=[46.0], unseen=unseen)])
-    assert [one.invariant for one in found] == broken
+    misses = _late(world, [Job("k1", over=10.0, seen=[46.0], unseen=unseen)])
+    assert [miss.invariant for miss in misses] == broken
 
 
 def test_what_the_queue_itself_brings_back_late_is_waited_for(parcels, tmp_path):
@@ -248,7 +248,7 @@ def test_the_same_seed_answers_the_same():
     keys = [f"k{number}" for number in range(40)]
     assert answers(7, keys) == answers(7, keys[::-1])
     assert answers(7, keys) != answers(8, keys)
-    assert {one for told in answers(7, keys).values() for one in told} == {"ok", "lost", "500"}
+    assert {answer for given in answers(7, keys).values() for answer in given} == {"ok", "lost", "500"}
 
 
 def test_a_look_up_may_answer_with_a_list_and_one_job_may_have_several_effects():
@@ -258,13 +258,13 @@ def test_a_look_up_may_answer_with_a_list_and_one_job_may_have_several_effects()
     provider.start()
     try:
 
-        def found(reference):
+        def look_up(reference):
             return json.loads(http("GET", f"{provider.url}/thumbs?reference={reference}")[1])
 
-        assert found("k1-a") == {"data": [], "more": False}
+        assert look_up("k1-a") == {"data": [], "more": False}
         for reference in ("k1-a", "k1-b"):
             http("POST", f"{provider.url}/thumbs", body={"reference": reference})
-        assert found("k1-a") == {"data": [{"id": "resizer-00001", "status": "ok"}], "more": False}
+        assert look_up("k1-a") == {"data": [{"id": "resizer-00001", "status": "ok"}], "more": False}
         assert provider.counts() == {"k1": 1}
         http("POST", f"{provider.url}/thumbs", body={"reference": "k1-b"})
         assert provider.counts() == {"k1": 2}

@@ -20,7 +20,7 @@ CardOf = Callable[..., Card]
 
 def broken(card):
     """Fault -> broken invariants."""
-    return {row.fault: {one.invariant for one in row.broken} for row in card.broken}
+    return {row.fault: {miss.invariant for miss in row.broken} for row in card.broken}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_duplicates_may_be_promised_under_the_same_key(defect, verdict, parcels,
 
 def test_the_story_of_a_duplicate_names_the_moments(parcels, card_of):
     card = card_of(parcels("new-key"), "kill-at-effect")
-    story = next(one.story for row in card.broken for one in row.broken if one.invariant == "duplicated")
+    story = next(miss.story for row in card.broken for miss in row.broken if miss.invariant == "duplicated")
     sent, bought, killed, again = (
         story.index(part)
         for part in (": sent at", "POST /labels done under key", "SIGKILL worker", "POST /labels done")
@@ -122,7 +122,9 @@ def test_an_error_that_is_printed_and_caught_is_no_visible_failure_and_its_job_i
     )
     card = card_of(load(folder / "prove.toml"), "refused", "outage")
     broken = {
-        row.fault: {one.invariant: one.measured for one in row.broken} for row in card.rows if row.verdict == "broken"
+        row.fault: {miss.invariant: miss.measured for miss in row.broken}
+        for row in card.rows
+        if row.verdict == "broken"
     }
     assert "nowhere to be seen" in broken["refused"]["invisible failure"], as_text(card)
     assert "completed without their effect" in broken["outage"]["lost"], as_text(card)

@@ -50,7 +50,7 @@ def test_our_own_keep_their_promises_under_every_fault(folder, card_of, monkeypa
 def test_naive_programs_are_caught(how, invariant, card_of, monkeypatch):
     monkeypatch.setenv("HOW", how)
     card = card_of(load(SERVICES / "naive" / "prove.toml"), "kill-random", "twice", "redis-restart")
-    assert invariant in {one.invariant for row in card.broken for one in row.broken}, as_text(card)
+    assert invariant in {miss.invariant for row in card.broken for miss in row.broken}, as_text(card)
 
 
 @pytest.mark.full
@@ -59,7 +59,7 @@ def test_the_quick_start_of_bullmq_for_node_is_caught(card_of, node_home, tmp_pa
     folder = shutil.copytree(SERVICES / "bullmq_node", tmp_path / "service")
     (folder / "node_modules").symlink_to(node_home / "node_modules")
     card = card_of(load(folder / "prove.toml"), "lost", "term")
-    assert {one.invariant for row in card.broken for one in row.broken} >= {"duplicated", "shutdown"}
+    assert {miss.invariant for row in card.broken for miss in row.broken} >= {"duplicated", "shutdown"}
 
 
 @pytest.mark.full
@@ -84,4 +84,4 @@ def test_tutorial_apps_are_caught(env, service, invariants, card_of, monkeypatch
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "1")
     # Named, so that each is watched for as long as recovery was promised, however slow the machine is.
     card = card_of(load(SERVICES / service / "prove.toml"), "lost", "kill-random", "kill-all")
-    assert {one.invariant for row in card.broken for one in row.broken} >= invariants, as_text(card)
+    assert {miss.invariant for row in card.broken for miss in row.broken} >= invariants, as_text(card)

@@ -178,13 +178,13 @@ def test_a_slow_try_without_a_fault_does_not_use_up_the_time_of_the_faults(tmp_p
     monkeypatch.setattr(run._Run, "_try", slow)
     turns = {}
 
-    def one(self, fault, turn):
+    def row_of(self, fault, turn):
         why = self._left_out(fault) or self._too_late(fault)
         if not why:
             turns[turn] = fault.name
         return Row(fault.name, fault.does, "", why)
 
-    monkeypatch.setattr(run._Run, "_one", one)
+    monkeypatch.setattr(run._Run, "_one", row_of)
     given = run._Run(load(write(tmp_path, GOOD)), run.Options(quick=True), tmp_path, lambda *_: None)
     left_out = {row.fault: row.measured for row in given.faults()}
     assert left_out["kill-random"] == left_out["term"] == ""

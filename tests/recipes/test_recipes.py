@@ -31,7 +31,7 @@ MOST_LINES, MOST_TOKENS = 120, 2_000
 QUEUE = "other.queue-2"
 FIELDS = "order_number_of_the_customer: int, select: str, cents: int, share: float, isExpress: bool"
 
-every_recipe = pytest.mark.parametrize("recipe", recipes().values(), ids=lambda one: one.id)
+every_recipe = pytest.mark.parametrize("recipe", recipes().values(), ids=lambda recipe: recipe.id)
 
 
 def start(recipe, folder, *options):
@@ -116,7 +116,7 @@ def test_another_field_may_have_the_name_of_the_recipes_own_key(recipe: Recipe, 
     fields = recipe.fields[::-1]
     files = render(recipe, queue=QUEUE, fields=fields, project=Project(tmp_path, ".", ""), modules="patterns")
     task = next(node for node in ast.parse(files["jobs.py"]).body if getattr(node, "name", "") == "Task")
-    assert re.findall(r"^    (\w+): (?:str|int)$", ast.unparse(task), re.MULTILINE) == [one.name for one in fields]
+    assert re.findall(r"^    (\w+): (?:str|int)$", ast.unparse(task), re.MULTILINE) == [field.name for field in fields]
     assert fields[1].name in files["prove.toml"]
 
 
@@ -127,7 +127,7 @@ def test_start_alone_lists_the_recipes(capsys):
     assert cli.main(["start"]) == 0
     assert all(f"  {ident} " in capsys.readouterr().out for ident in list(recipes())[:1])
     assert cli.main(["start", "--json"]) == 0
-    assert [one["id"] for one in json.loads(capsys.readouterr().out)] == list(recipes())
+    assert [row["id"] for row in json.loads(capsys.readouterr().out)] == list(recipes())
 
 
 @pytest.mark.parametrize(
@@ -193,9 +193,9 @@ def test_start_from_the_top_of_a_monorepo_says_where_its_commands_run(tmp_path, 
     (tmp_path / "services" / "photos" / "pyproject.toml").touch()
     monkeypatch.chdir(tmp_path)
     assert cli.main(["start", "paid-call", "--dry-run", "--into", "services/photos/src/photos"]) == 0
-    said = capsys.readouterr().out
-    assert "\nThen, in services/photos:\n  PYTHONPATH=src python -m pytest" in said
-    assert Path(said.split()[-1]).is_file(), "the page, wherever the plugin is"
+    out = capsys.readouterr().out
+    assert "\nThen, in services/photos:\n  PYTHONPATH=src python -m pytest" in out
+    assert Path(out.split()[-1]).is_file(), "the page, wherever the plugin is"
 
 
 # ---- as a service
@@ -326,11 +326,11 @@ def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_call
         worker = worker.replace(old, "".join(line[1:] for line in part.splitlines(keepends=True)))
     (tmp_path / "worker.py").write_text(worker)
     assert asked_of_one_refused_and_one_lost(tmp_path) == ["k-1", "k-2", "k-3", "k-2"]
-    told = re.search(r"```toml\n\[service\.env\]\n(.*?)\n\n(.*?)```", page, re.DOTALL)
-    assert told
+    block = re.search(r"```toml\n\[service\.env\]\n(.*?)\n\n(.*?)```", page, re.DOTALL)
+    assert block
     proof = (tmp_path / "prove.toml").read_text()
     (tmp_path / "prove.toml").write_text(
-        proof.replace("[service.env]\n", f"[service.env]\nOUTSIDE_LONGEST = '2'\n{told[1]}\n") + told[2]
+        proof.replace("[service.env]\n", f"[service.env]\nOUTSIDE_LONGEST = '2'\n{block[1]}\n") + block[2]
     )
     card = prove(load(tmp_path / "prove.toml"), Options(seed=3, only=("kill-at-effect",)))
     shutil.rmtree(card.evidence, ignore_errors=True)

@@ -65,8 +65,8 @@ def test_wrong_findings_in_public_code_are_listed_as_often_as_they_were_seen_at_
     counted = json.loads((ROOT / "guide" / "scanned.json").read_text())
     judged = tomllib.loads((ROOT / "guide" / "scanned.toml").read_text())
     assert counted.keys() == judged.keys()
-    for name, told in judged.items():
-        wrong = Counter(place.split(" ")[0] for place in told.get("wrong", {}))
+    for name, notes in judged.items():
+        wrong = Counter(place.split(" ")[0] for place in notes.get("wrong", {}))
         assert wrong <= Counter(counted[name]["found"]), name
 
 

@@ -101,14 +101,14 @@ class Shop:
         return self.start("celery", "-A", app, "worker", *options)
 
     def close(self):
-        for one in self.running:
-            one.terminate()
-        for one in self.running:
+        for process in self.running:
+            process.terminate()
+        for process in self.running:
             try:
-                one.wait(20)
+                process.wait(20)
             except subprocess.TimeoutExpired:
-                one.kill()
-                one.wait()
+                process.kill()
+                process.wait()
 
 
 def poll(done, what, limit=120):
@@ -147,9 +147,9 @@ def shop(tmp_path, own_redis, carrier):
         stacks.install("celery")
     except stacks.NotHere as error:
         missing("Celery", str(error))
-    one = Shop(tmp_path, own_redis.url, carrier)
-    yield one
-    one.close()
+    started = Shop(tmp_path, own_redis.url, carrier)
+    yield started
+    started.close()
 
 
 def test_three_beats_make_one_manifest_per_slot(shop, carrier, tmp_path):

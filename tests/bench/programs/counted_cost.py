@@ -64,10 +64,10 @@ class Instructions:
 
     def _tell(self, *command):
         vgdb = ["vgdb", f"--pid={os.getpid()}", *command]
-        with subprocess.Popen(vgdb, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as told:
-            while told.poll() is None:  # it listens while instructions pass, if only a few
+        with subprocess.Popen(vgdb, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            while process.poll() is None:  # it listens while instructions pass, if only a few
                 time.sleep(0.002)
-            assert told.returncode == 0, command
+            assert process.returncode == 0, command
 
 
 class Cost:
@@ -173,10 +173,10 @@ async def stock(cost, redis):
 
 async def main(redis, url, out=""):
     counter = Instructions(out) if out else Calls()
-    mine, theirs = Cost(counter), Cost(counter)
-    await ours(mine, redis, url)
-    await stock(theirs, redis)
-    print(json.dumps({"ours": mine.found, "stock": theirs.found}), flush=True)
+    our_cost, stock_cost = Cost(counter), Cost(counter)
+    await ours(our_cost, redis, url)
+    await stock(stock_cost, redis)
+    print(json.dumps({"ours": our_cost.found, "stock": stock_cost.found}), flush=True)
 
 
 uvloop.run(main(*sys.argv[1:]))

@@ -30,8 +30,8 @@ class Child:
         return [line for line in lines if line["event"] == event]
 
     async def says(self, event, within=20):
-        found = await until(lambda: self.said(event), within, f"{event!r} from {self.process}")
-        return found[0]
+        lines = await until(lambda: self.said(event), within, f"{event!r} from {self.process}")
+        return lines[0]
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ class Bench:
 
     async def cancel(self, ref):
         done = await cancel(self.producer.redis, self.store, ref.queue, ref.id, "the user changed her mind")
-        return [one.state for one in done]
+        return [stage.state for stage in done]
 
     async def result(self, ref, limit=20):
         """The result of the job once it has ended; fails if it failed."""
@@ -151,7 +151,7 @@ async def test_cancellations_at_any_moment_leave_effect_or_cancellation_never_bo
     await bench.worker()
     await bench.worker()
     refs = []
-    said = {}
+    answers = {}
 
     async def user(numbers):
         """Changes her mind after a while that is as long as the work takes, on average."""
@@ -159,7 +159,7 @@ async def test_cancellations_at_any_moment_leave_effect_or_cancellation_never_bo
             ref = await bench.add(f"r{number}", seconds=rng.random() * 0.8)
             refs.append(ref)
             await asyncio.sleep(rng.random() * 0.8)
-            said[ref.id] = (await bench.cancel(ref))[0]
+            answers[ref.id] = (await bench.cancel(ref))[0]
 
     # Not all at once: a producer's client gives up on a crowd, with 64 connections and 1.5 s to get one of them.
     await asyncio.gather(*(user(range(first, jobs, 30)) for first in range(30)))
@@ -168,7 +168,7 @@ async def test_cancellations_at_any_moment_leave_effect_or_cancellation_never_bo
     wrong = [
         job
         for job, result in results.items()
-        if effects[job] != (0 if cancelled(result) else 1) or (said[job] == "too-late") != (effects[job] == 1)
+        if effects[job] != (0 if cancelled(result) else 1) or (answers[job] == "too-late") != (effects[job] == 1)
     ]
     assert wrong == []
     assert 0 < len(effects) < jobs, "all went one way: this run proves nothing"
@@ -224,9 +224,9 @@ async def test_what_was_done_outside_is_undone_by_the_handler(bench, tmp_path):
 
 
 async def test_cancelling_one_stage_cancels_its_whole_flow(bench):
-    one = JobRequest("step-one", {"seconds": 30}, key="doc")
-    two = JobRequest("step-two", {}, key="doc", children=[one])
-    root = await bench.producer.enqueue(JobRequest("step-three", {}, key="doc", children=[two]))
+    first = JobRequest("step-one", {"seconds": 30}, key="doc")
+    second = JobRequest("step-two", {}, key="doc", children=[first])
+    root = await bench.producer.enqueue(JobRequest("step-three", {}, key="doc", children=[second]))
     worker = await bench.worker()
     await worker.line('"start"')
     stage = JobRef("work", "step-one", "step-one.doc", "doc")

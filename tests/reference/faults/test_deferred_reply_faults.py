@@ -241,8 +241,8 @@ async def test_a_worker_killed_in_the_middle_of_the_call_costs_the_user_nothing(
             assert platform.said.get(f"token-killed-{number}") is None, "killed in the middle"
             worker = await api.worker("--queue", "chat")
             await until(lambda number=number: platform.said.get(f"token-killed-{number}"), 30, "the answer")
-        said = [platform.said[f"token-killed-{number}"] for number in range(kills)]
-        assert said == [[f"answer {number}"] for number in range(kills)]
+        posts = [platform.said[f"token-killed-{number}"] for number in range(kills)]
+        assert posts == [[f"answer {number}"] for number in range(kills)]
         edits = sum(platform.edits(f"token-killed-{number}") for number in range(kills))
         assert edits == kills
-    figures("deferred-reply", name="killed workers", kills=kills, answers=len(said), edits=edits)
+    figures("deferred-reply", name="killed workers", kills=kills, answers=len(posts), edits=edits)

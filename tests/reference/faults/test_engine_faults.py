@@ -73,8 +73,8 @@ def counts(url, users):
 
 
 def keeper_of(pid):
-    said = subprocess.run(["ps", "-o", "ppid=", "-p", str(pid)], capture_output=True, text=True, check=True)
-    return int(said.stdout)
+    ps = subprocess.run(["ps", "-o", "ppid=", "-p", str(pid)], capture_output=True, text=True, check=True)
+    return int(ps.stdout)
 
 
 def test_three_processes_at_once_share_one_server(spawn, tmp_path):

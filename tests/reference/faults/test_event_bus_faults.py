@@ -57,10 +57,10 @@ class Scene:
     def effects(self, group):
         with closing(sqlite3.connect(self.store.removeprefix("sqlite:///"), timeout=10)) as store:
             try:
-                found = store.execute("SELECT event FROM bus_effects WHERE consumer = ? ORDER BY id", (group,))
+                rows = store.execute("SELECT event FROM bus_effects WHERE consumer = ? ORDER BY id", (group,))
             except sqlite3.OperationalError:  # not created yet
                 return []
-            return [row[0] for row in found]
+            return [row[0] for row in rows]
 
     async def close(self):
         await self.bus.close()

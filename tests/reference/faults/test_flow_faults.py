@@ -92,10 +92,10 @@ async def test_killed_workers_lose_no_step_of_a_flow_where_hand_made_chains_end_
             rows = await connection.execute(
                 select(program.done.c.chain, program.done.c.step).order_by(program.done.c.id)
             )
-            found = defaultdict(list)
+            done = defaultdict(list)
             for chain, step in rows:
-                found[chain].append(step)
-        return found, hits
+                done[chain].append(step)
+        return done, hits
 
     async def idle():
         for name in (program.QUEUE, program.NAIVE):

@@ -119,8 +119,8 @@ async def work(store, prefix, commits, rollbacks, seed):
 
 def first_copies(events):
     kept = {}
-    for one in events:
-        kept.setdefault(one.id, one)
+    for copy in events:
+        kept.setdefault(copy.id, copy)
     return kept
 
 
@@ -128,9 +128,9 @@ def out_of_order(events):
     """Events whose aggregate had a later one before them."""
     last = defaultdict(int)
     wrong = 0
-    for one in first_copies(events).values():
-        wrong += one.data["n"] <= last[one.subject]
-        last[one.subject] = max(last[one.subject], one.data["n"])
+    for copy in first_copies(events).values():
+        wrong += copy.data["n"] <= last[copy.subject]
+        last[copy.subject] = max(last[copy.subject], copy.data["n"])
     return wrong
 
 
@@ -193,7 +193,7 @@ async def test_killed_relays_publish_every_commit_and_no_rollback_while_a_naive_
         promised, _ = await kill_while_working(relays, store, "mark_first", seed=seed, **small)
         await until(all_published, 30, "the naive relays to mark everything")
         await relays.quiet()
-        lost = promised - {one.id for one in relays.sink()}
+        lost = promised - {copy.id for copy in relays.sink()}
         assert lost, "the naive relay lost nothing: the kills came at the wrong moments"
         naive_lost = {"naive_kills": 3, "naive_commits": 100, "naive_lost": len(lost)}
     figures(
@@ -351,8 +351,8 @@ class SlowSink:
     async def publish(self, events):
         self.calls += 1
         await asyncio.sleep(0.005)
-        self.events += [one for one in events if not self._bad(one)]
-        return [Transient("the broker refuses this one") if self._bad(one) else None for one in events]
+        self.events += [each for each in events if not self._bad(each)]
+        return [Transient("the broker refuses this one") if self._bad(each) else None for each in events]
 
 
 @pytest.mark.fault
@@ -362,8 +362,8 @@ async def test_a_hundred_poison_rows_do_not_delay_fifty_good_ones(store, figures
         await add(tx, *(event(f"bad-{n}", 1) for n in range(poison)))
         await add(tx, *(event(f"good-{n}", 1) for n in range(good)))
 
-    def bad(one):
-        return one.subject.startswith("bad")
+    def bad(each):
+        return each.subject.startswith("bad")
 
     naive = SlowSink(bad)
     for _ in range(20):  # oldest first, mark what was accepted, come back to the rest

@@ -49,9 +49,9 @@ class VictimRun:
         return self.log.read_text().splitlines() if self.log.exists() else []
 
     async def line(self, text, timeout=20):
-        found = lambda: next((line for line in self.lines() if text in line), None)  # noqa: E731
+        line_with = lambda: next((line for line in self.lines() if text in line), None)  # noqa: E731
         try:
-            return str(await until(found, timeout, what=f"a line with {text!r}"))
+            return str(await until(line_with, timeout, what=f"a line with {text!r}"))
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self}") from None
 
@@ -95,8 +95,8 @@ class Shop:
 
     async def endings(self, running):
         await running.line("all ended", timeout=90)
-        told = [json.loads(line) for line in running.lines() if line.startswith("{")]
-        return Counter(line["ended"] for line in told if "ended" in line)
+        lines = [json.loads(line) for line in running.lines() if line.startswith("{")]
+        return Counter(line["ended"] for line in lines if "ended" in line)
 
     async def finish(self, processes=1, **plan):
         """Processes that live on resume every saga until none is due."""
@@ -148,24 +148,24 @@ class Shop:
         async with read(self.store) as tx:
             rows = (await tx.execute(select(orders))).mappings().all()
             reserved = {row.order_id for row in (await tx.execute(select(seat_reservations))).all()}
-            told = Counter((row.subject, row.type) for row in (await tx.execute(select(outbox))).all())
+            events = Counter((row.subject, row.type) for row in (await tx.execute(select(outbox))).all())
         refunded = {row["charge_key"] for row in ledger["refunds"] if row["status"] == "refunded"}
-        found = {}
+        wrong_orders = {}
         for row in rows:
-            mine = [c for c in ledger["charges"] if c["customer"] == row["customer"] and c["status"] == "succeeded"]
-            kept = sum(c["amount"] for c in mine if c["key"] not in refunded)
+            charges = [c for c in ledger["charges"] if c["customer"] == row["customer"] and c["status"] == "succeeded"]
+            kept = sum(c["amount"] for c in charges if c["key"] not in refunded)
             good = row["status"] == "confirmed"
             story = {
                 "status": row["status"] in ("confirmed", "cancelled"),
-                "charged once": len(mine) == 1 if good else len(mine) <= 1,
+                "charged once": len(charges) == 1 if good else len(charges) <= 1,
                 "money": kept == (row["amount_cents"] if good else 0),
                 "seats": (row["id"] in reserved) == good,
-                "confirmed event": told[row["id"], "order.confirmed.v1"] == int(good),
-                "cancelled event": told[row["id"], "order.cancelled.v1"] == int(not good),
+                "confirmed event": events[row["id"], "order.confirmed.v1"] == int(good),
+                "cancelled event": events[row["id"], "order.cancelled.v1"] == int(not good),
             }
             if wrong := [name for name, right in story.items() if not right]:
-                found[row["id"]] = f"{row['status']}, kept {kept}: wrong {', '.join(wrong)}"
-        return found
+                wrong_orders[row["id"]] = f"{row['status']}, kept {kept}: wrong {', '.join(wrong)}"
+        return wrong_orders
 
     async def seats_add_up(self):
         async with read(self.store) as tx:
@@ -227,7 +227,7 @@ async def test_killed_at_any_moment_money_seats_and_order_agree_in_the_end(shop,
     quick = scale(10, len(matrix))
     if quick < len(matrix):  # always with what the naive saga gets wrong, the rest drawn again each run
         must = [(OK, [("after effect", "charge")]), (FAILS_AT_CONFIRM, [("after undo effect", "charge")])]
-        rest = [one for one in matrix if one not in must]
+        rest = [each for each in matrix if each not in must]
         matrix = must + random.Random(seed).sample(rest, quick - len(must))
     cases = [(await shop.place(case[0], method=case[1], pack=case[2]), case, deaths) for case, deaths in matrix]
 

@@ -86,10 +86,10 @@ class Fleet:
 
     async def kill_leader(self):
         """SIGKILL the instance in the middle of a tick. True if that tick was not done yet."""
-        seen = {one.pid: len(self.starts(one)) for one in self.instances}
+        seen = {each.pid: len(self.starts(each)) for each in self.instances}
 
         def leader():
-            return next((one for one in self.instances if len(self.starts(one)) > seen[one.pid]), None)
+            return next((each for each in self.instances if len(self.starts(each)) > seen[each.pid]), None)
 
         victim = await until(leader, 20, "a tick starts somewhere", every=0.002)
         victim.kill()
@@ -157,7 +157,7 @@ async def test_leader_kills_leave_at_most_one_run_per_tick_and_every_missed_tick
         await fleet.idle()
         effects, missed, state = await fleet.effects(), await fleet.missed(), await fleet.state()
         failures = [job.failedReason for job in await fleet.queue.getFailed()]
-    runs = sum(len(fleet.starts(one)) for one in [*fleet.instances, *fleet.gone])
+    runs = sum(len(fleet.starts(each)) for each in [*fleet.instances, *fleet.gone])
     assert in_mid_tick > 0, "no kill hit an unfinished tick: this run proves nothing"
     assert max(effects.values()) == 1, "a tick took effect twice"
     assert failures == []
@@ -209,7 +209,7 @@ async def test_a_worker_an_hour_ahead_starts_no_tick_early_and_silences_nobody(
         await more_ticks("ticks of the worker whose clock is right")
         await fleet.idle()
         effects, missed = await fleet.effects(), await fleet.missed()
-    early = max(fleet.earliest(one) for one in fleet.instances)
+    early = max(fleet.earliest(instance) for instance in fleet.instances)
     assert early < 0.1, f"a tick was started {early:.1f} s before its slot"
     assert max(effects.values()) == 1
     slots = set(range(min(effects), max(effects) + 1, 1000))
@@ -261,8 +261,8 @@ async def test_an_old_instance_that_restarts_in_a_rolling_deploy_removes_nothing
 
         await until(ticks, 30, "ticks after the loss")
         assert await has_both()
-        told = [line for line in restarted.lines() if "changes nothing" in line]
-    assert told == ["version 2 of the schedules is in force: this instance declares version 1 and changes nothing"]
+        lines = [line for line in restarted.lines() if "changes nothing" in line]
+    assert lines == ["version 2 of the schedules is in force: this instance declares version 1 and changes nothing"]
 
 
 @pytest.mark.slow

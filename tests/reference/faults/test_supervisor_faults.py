@@ -22,8 +22,8 @@ def start(spawn, redis_url, folder, **env):
 
 def workers(supervisor):
     """Pids of every worker that ever reported itself ready, in that order."""
-    found = [json.loads(line) for line in supervisor.lines() if '"event": "ready"' in line]
-    return [line["pid"] for line in found]
+    started = [json.loads(line) for line in supervisor.lines() if '"event": "ready"' in line]
+    return [line["pid"] for line in started]
 
 
 async def ready(supervisor, number):
@@ -38,9 +38,9 @@ async def gone(pids, seconds, what):
 
 def below(pid):
     """Every process below this one, from /proc; none where there is no /proc."""
-    found = []
+    pids = []
     if not Path("/proc").exists():
-        return found
+        return pids
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -48,8 +48,8 @@ def below(pid):
             except OSError:
                 continue
             if int(stat[1]) == pid and stat[0] != "Z":
-                found += [int(entry.name), *below(int(entry.name))]
-    return found
+                pids += [int(entry.name), *below(int(entry.name))]
+    return pids
 
 
 @pytest.mark.slow

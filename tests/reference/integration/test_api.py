@@ -49,7 +49,7 @@ def test_a_document_goes_through_and_its_results_can_be_read(hall):
     assert done["graph"]["concepts"]
     assert done["quiz"]["questions"]
     assert done["explanations"]
-    assert made.json()["id"] in [one["id"] for one in hall.client.get("/documents").json()]
+    assert made.json()["id"] in [row["id"] for row in hall.client.get("/documents").json()]
 
 
 def test_who_waits_gets_the_end_and_who_is_impatient_gets_the_id(hall):
@@ -68,8 +68,8 @@ def test_the_same_key_is_the_same_upload_and_another_body_is_refused(hall):
     other = upload(hall, TEXT + b"more", **{"idempotency-key": "upload-1"})
     assert other.status_code == 422
     assert other.json()["type"] == "urn:queuesmith:problem:key-reused"
-    mine = upload(hall, **{"idempotency-key": "upload-1", "x-user": "bob"})
-    assert mine.json()["id"] != first.json()["id"], "keys are per user"
+    bobs = upload(hall, **{"idempotency-key": "upload-1", "x-user": "bob"})
+    assert bobs.json()["id"] != first.json()["id"], "keys are per user"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_running_document_can_be_cancelled(hall):
     made = upload(hall, TEXT * 20)
     stopped = hall.client.post(made.json()["href"] + "/cancel", json={"reason": "wrong file"})
     assert stopped.status_code == 200
-    assert {one["state"] for one in stopped.json()} & {"cancelled", "stopping", "too-late"}
+    assert {each["state"] for each in stopped.json()} & {"cancelled", "stopping", "too-late"}
     ended = hall.until(
         made.json()["href"], lambda d: all(s["state"] in ("completed", "cancelled") for s in d["stages"])
     )
@@ -128,7 +128,7 @@ def test_an_order_is_taken_once_per_key_and_followed(hall):
     unknown = hall.client.post("/orders", json={"pack_id": "nothing"})
     assert unknown.status_code == 422
     assert "biology-101" in unknown.json()["detail"], "it says what there is"
-    assert [one["id"] for one in hall.client.get("/orders").json()] == [first.json()["id"]]
+    assert [order["id"] for order in hall.client.get("/orders").json()] == [first.json()["id"]]
 
 
 def events(response):
@@ -173,8 +173,8 @@ def test_a_browser_that_reconnects_sees_every_event_once(hall):
 
 def in_order(seen):
     """By time, then queue: which of two queues comes first within one millisecond is nobody's promise."""
-    told = [(event, data) for _, event, data in seen]
-    return sorted(told, key=lambda one: (one[1].get("at", 0), one[1].get("queue", "")))
+    rows = [(event, data) for _, event, data in seen]
+    return sorted(rows, key=lambda row: (row[1].get("at", 0), row[1].get("queue", "")))
 
 
 def _first_id(hall):
@@ -190,11 +190,11 @@ def test_events_are_the_owners_alone(hall):
     start = next(iter(_first_id(hall)))
     document = upload(hall, **{"x-user": "ann"}).json()["id"]
     hall.admin.get("/admin/queues")
-    mine = upload(hall).json()["id"]
+    own = upload(hall).json()["id"]
     with hall.client.stream("GET", "/events", headers={"last-event-id": start}) as response:
         for _, event, data in events(response):
             assert document not in data.get("job_id", "")
-            if event == "completed" and data["job_id"] == f"connection-explanations.{mine}":
+            if event == "completed" and data["job_id"] == f"connection-explanations.{own}":
                 break
 
 
@@ -215,7 +215,7 @@ def test_admin_sees_queues_jobs_flows_and_what_each_job_went_through(hall):
     assert page["total"] >= 1
     assert len(page["jobs"]) == 1
     job = hall.admin.get(f"/admin/jobs/graphs/graph-generation.{document}").json()
-    assert [one["event"] for one in job["timeline"]][-2:] == ["active", "completed"]
+    assert [entry["event"] for entry in job["timeline"]][-2:] == ["active", "completed"]
     assert job["payload"]["payload"]["document_id"] == document
     assert "sig" not in job["payload"]
     flow = hall.admin.get(f"/admin/flows/graphs/graph-generation.{document}").json()
@@ -305,7 +305,7 @@ def test_dead_letters_are_listed_shown_replayed_and_purged(hall):
 
 def test_a_stuck_saga_is_repaired_with_a_name_and_a_note(hall):
     order = hall.client.post("/orders", json={"pack_id": "history-1848"}, headers={"x-user": "saga"}).json()["id"]
-    assert order in [one["id"] for one in hall.admin.get("/admin/sagas").json()]
+    assert order in [saga["id"] for saga in hall.admin.get("/admin/sagas").json()]
     shown = hall.admin.get(f"/admin/sagas/{order}").json()
     assert [step["name"] for step in shown["steps"]] == ["place-order", "reserve-seats", "charge", "confirm"]
     repair = {"action": "compensate", "by": "ann", "note": "customer called"}

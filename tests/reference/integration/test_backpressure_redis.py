@@ -89,18 +89,18 @@ async def test_queue_stays_within_its_depth_however_many_ask(redis_url, scale, f
 
 async def test_several_producers_pass_the_limit_by_no_more_than_one_look_apart(redis_url):
     async with (
-        producer_at(redis_url, Limits(depth=100), cache=0.2) as one,
-        producer_at(redis_url, Limits(depth=100), cache=0.2) as two,
+        producer_at(redis_url, Limits(depth=100), cache=0.2) as first,
+        producer_at(redis_url, Limits(depth=100), cache=0.2) as second,
     ):
         deadline, number = time.monotonic() + 1.5, 0
         while time.monotonic() < deadline:
-            for producer in (one, two):
+            for producer in (first, second):
                 number += 1
                 try:
                     await producer.enqueue(request(number))
                 except Overloaded:
                     await asyncio.sleep(0.01)
-        assert 100 <= await depth(one) <= 200
+        assert 100 <= await depth(first) <= 200
 
 
 async def test_every_state_that_fills_redis_counts(redis_url):

@@ -176,10 +176,10 @@ async def test_the_sweep_leaves_the_blob_of_a_job_that_runs(redis_url, tmp_path)
             async with asyncio.timeout(30):
                 await reading.wait()
             age(tmp_path / "blobs")
-            found = await blobs.sweep("scans", needed_by_jobs(setup.producer.redis))
+            while_running = await blobs.sweep("scans", needed_by_jobs(setup.producer.redis))
             swept.set()
             assert await setup.ended(request) == ["completed"]
-    assert (found.kept, found.deleted, read) == (1, 0, [b"slowly"])
+    assert (while_running.kept, while_running.deleted, read) == (1, 0, [b"slowly"])
 
 
 async def test_a_sweep_that_cannot_ask_deletes_nothing(tmp_path):

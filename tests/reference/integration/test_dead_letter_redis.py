@@ -265,7 +265,7 @@ async def test_a_replay_runs_under_the_same_id_with_its_trace_and_fresh_attempts
     assert starts == 2, "a second start: the job looks for its checkpoint"
     assert job.timestamp >= before - 5_000, "the time it lay dead is not its age"
     assert await dead_letter.list_dead_letters(store) == []
-    assert [found.id for found in await dead_letter.list_dead_letters(store, replayed=True)] == [letter.id]
+    assert [row.id for row in await dead_letter.list_dead_letters(store, replayed=True)] == [letter.id]
 
 
 async def test_a_replay_that_dies_again_has_a_new_letter_and_the_whole_history(store, redis, redis_url):

@@ -223,15 +223,15 @@ async def test_redelivery_is_bounded_and_ends_in_quarantine_with_the_reason(bus)
         await until(three, 30, "three in quarantine", every=0.2)
         await nothing_left(bus, "mail")
     assert Counter(seen.started) == {retried.id: QUICK.attempts, hopeless.id: 1}
-    found = {entry.event.id if entry.event else "unreadable": entry for entry in await bus.quarantined("mail")}
-    assert found[retried.id].event == retried
-    assert found[retried.id].deliveries == QUICK.attempts
-    assert "attempt 3 of 3 failed: RuntimeError: line 7" in found[retried.id].reason
-    assert "hunter2" not in found[retried.id].reason
-    assert found[hopeless.id].reason == "Permanent: no such customer"
-    assert "source" in found["unreadable"].reason
-    assert "unreadable" in found["unreadable"].body
-    assert {entry.topic for entry in found.values()} == {"order"}
+    held = {entry.event.id if entry.event else "unreadable": entry for entry in await bus.quarantined("mail")}
+    assert held[retried.id].event == retried
+    assert held[retried.id].deliveries == QUICK.attempts
+    assert "attempt 3 of 3 failed: RuntimeError: line 7" in held[retried.id].reason
+    assert "hunter2" not in held[retried.id].reason
+    assert held[hopeless.id].reason == "Permanent: no such customer"
+    assert "source" in held["unreadable"].reason
+    assert "unreadable" in held["unreadable"].body
+    assert {entry.topic for entry in held.values()} == {"order"}
 
 
 @pytest.mark.parametrize("kind", [*EVERY, *ORDERED], indirect=True)

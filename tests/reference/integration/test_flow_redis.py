@@ -75,7 +75,7 @@ async def test_wait_keeps_the_parent_until_the_child_is_replayed(redis_url, tmp_
         assert await setup.ended(step("b")) == ["failed"]
         swept = await dead_letter.sweep(setup.jobs.queues, setup.producer.redis, setup.store)
         assert swept.archived == 1
-        assert [await setup.state(one) for one in steps[2:]] == ["waiting-children", "waiting-children"]
+        assert [await setup.state(each) for each in steps[2:]] == ["waiting-children", "waiting-children"]
         assert flows.ran == ["a"]
         flows.broken.clear()
         [letter] = await dead_letter.list_dead_letters(setup.store)

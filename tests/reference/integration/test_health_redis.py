@@ -324,10 +324,10 @@ async def test_memory_is_a_share_of_what_the_server_may_use_and_unknown_to_who_m
 async def test_what_is_measured_reads_as_prometheus_text(redis_url, redis, store):
     async with queue_at(redis_url, "q") as queue:
         await queue.add("n", {})
-    found = await measure(redis, ["q"], dead_letters=counts(store))
+    measured = await measure(redis, ["q"], dead_letters=counts(store))
     read = {
         (sample.name, *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(exposition(queue_samples(found)))
+        for family in text_string_to_metric_families(exposition(queue_samples(measured)))
         for sample in family.samples
     }
     assert read["queue_depth", "q", "waiting"] == read["queue_unattended", "q"] == 1

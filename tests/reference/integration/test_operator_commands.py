@@ -36,7 +36,7 @@ def test_what_the_sweep_archived_is_logged_listed_and_replayed(database, redis_u
         await create_all(store)
         worker = ReliableWorker("q", refuse, url=redis_url)
         sweep = sweeping(["q"], store, redis_url, every=0.1)
-        running = [asyncio.create_task(one.run()) for one in (worker, sweep)]
+        running = [asyncio.create_task(loop.run()) for loop in (worker, sweep)]
         await Queue("q", {"connection": redis}).add("greet", {"secret": 1}, {"jobId": "job-7"})
         await until(lambda: bool(caplog.records), 20, "the sweep tells of it")
         await asyncio.gather(worker.drain(5), sweep.drain(5))

@@ -125,9 +125,9 @@ async def test_a_quarantined_event_holds_its_aggregate_until_requeued_or_discard
     while await relay.run_once():
         pass
     assert sink.ids == ["c-1"]
-    found = await quarantined(store)
-    assert [(q.event_id, q.attempts, q.held) for q in found] == [("a-1", 1, 1), ("b-1", 1, 1)]
-    assert "no such topic" in found[0].reason
+    rows = await quarantined(store)
+    assert [(q.event_id, q.attempts, q.held) for q in rows] == [("a-1", 1, 1), ("b-1", 1, 1)]
+    assert "no such topic" in rows[0].reason
     assert (await lag(store)).quarantined == 2
 
     broken = False

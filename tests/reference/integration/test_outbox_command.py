@@ -77,10 +77,10 @@ def test_what_a_receiver_refused_is_listed_retried_in_its_place_and_discarded(da
     with_store(database, lambda store: delivered(store, first))
     assert first.took == [], "what comes after the refused one waits"
     assert outbox_command.main([]) == 0
-    said = capsys.readouterr().out
-    assert "crm: 2 waiting" in said
-    assert "1 set aside" in said
-    assert "one  Permanent: refused with 400  (2 wait behind it)" in said
+    out = capsys.readouterr().out
+    assert "crm: 2 waiting" in out
+    assert "1 set aside" in out
+    assert "one  Permanent: refused with 400  (2 wait behind it)" in out
     assert outbox_command.main(["retry", "crm", "one"]) == 0
     with_store(database, lambda store: delivered(store, second))
     assert second.took == ["one"]

@@ -103,8 +103,8 @@ async def test_events_and_sagas_go_through_a_pooler_of_transactions(pooled, post
             runner.stop()
         await asyncio.wait_for(asyncio.gather(*tasks), 30)
     assert sorted(published) == sorted(f"s{n}-{step}" for n in range(COUNT) for step in "ac")
-    told = [line.event for n in range(COUNT) for line in await saga_store.history(direct, f"s{n}")]
-    assert not {"failed", "taken over"} & set(told)
+    history = [line.event for n in range(COUNT) for line in await saga_store.history(direct, f"s{n}")]
+    assert not {"failed", "taken over"} & set(history)
     assert relay.counts.outages == 0
     await close(store)
     await close(direct)

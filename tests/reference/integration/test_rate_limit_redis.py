@@ -45,15 +45,15 @@ def logged(server):
 def windows_of(server, queue, duration):
     """What BullMQ's limiter did. The ids of the events alone would not do: until Redis 7.2 the clock goes on within
     a script, so an event can bear a later millisecond than the window that it opened (seen: 21 in 300 ms)."""
-    found = []
+    windows = []
     for command in logged(server):
         match command:
             case ["PEXPIREAT", key, ends] if key == f"bull:{queue}:limiter":
-                found.append((int(ends) - duration, 0))
+                windows.append((int(ends) - duration, 0))
             case ["XADD", key, _id, "event", "active", *_] if key == f"bull:{queue}:events":
-                assert found, "a job was started outside of any window"
-                found[-1] = (found[-1][0], found[-1][1] + 1)
-    return found
+                assert windows, "a job was started outside of any window"
+                windows[-1] = (windows[-1][0], windows[-1][1] + 1)
+    return windows
 
 
 async def starts_of(client, queue):
@@ -64,12 +64,12 @@ async def starts_of(client, queue):
 
 def windows_opened_by(starts, duration):
     """The same windows for those who keep no account: one opens with the first start after the last has ended."""
-    found = []
+    windows = []
     for start in starts:
-        if not found or start - found[-1][0] >= duration:
-            found.append((start, 0))
-        found[-1] = (found[-1][0], found[-1][1] + 1)
-    return found
+        if not windows or start - windows[-1][0] >= duration:
+            windows.append((start, 0))
+        windows[-1] = (windows[-1][0], windows[-1][1] + 1)
+    return windows
 
 
 def fullest(windows):
@@ -296,7 +296,7 @@ async def test_light_tenant_waits_no_longer_behind_a_heavy_one(redis_url, tmp_pa
 
         flooding = asyncio.create_task(flood())
         await until(lambda: len(at.added) >= 200, 20, "a backlog of the heavy tenant")
-        waits = await asyncio.gather(*(trickle(one, jobs) for one in (at, *others)))
+        waits = await asyncio.gather(*(trickle(tenant, jobs) for tenant in (at, *others)))
         flooding.cancel()
         return waits, len(at.added) - jobs
 

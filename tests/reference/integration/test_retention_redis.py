@@ -108,7 +108,7 @@ async def test_results_that_left_redis_are_answered_from_the_database(redis_url,
     evicted = sum(job is None for job in in_redis)
     assert evicted == number - keep, "a waiter that asks Redis finds nothing: the naive answer is lost"
     assert counts["completed"] == keep
-    assert [found.result for found in stored if found] == [{"square": n**2} for n in range(number)]
+    assert [row.result for row in stored if row] == [{"square": n**2} for n in range(number)]
     figures("retention", name="evicted-results", jobs=number, evicted=evicted, answered_from_database=len(stored))
 
 

@@ -221,8 +221,8 @@ async def test_undo_that_gives_up_waits_for_a_human_who_marks_it_undone(store):
     await saga_repair.mark(store, "s1", "b", "undone", by="ann", note="refunded in the bank's portal")
     assert (await settled(runner)).state == "compensated"
     assert world.calls[-1] == "undo a"
-    told = [row for row in await saga_store.history(store, "s1") if row.actor == "ann"]
-    assert [(row.step, row.event, row.detail) for row in told] == [
+    rows = [row for row in await saga_store.history(store, "s1") if row.actor == "ann"]
+    assert [(row.step, row.event, row.detail) for row in rows] == [
         ("b", "repair: undone by hand", "refunded in the bank's portal")
     ]
 
@@ -416,10 +416,10 @@ async def test_timeline_names_who_when_and_why_without_secrets(store):
     rows = await saga_store.history(store, "s1")
     assert [row.at for row in rows] == sorted(row.at for row in rows)
     assert {row.actor for row in rows} == {"caller", runner.owner}
-    told = " ".join(str(row.detail) for row in rows) + str(saga.error)
-    assert "declined" in told
+    details = " ".join(str(row.detail) for row in rows) + str(saga.error)
+    assert "declined" in details
     for secret in ("4242 4242", "ann@example.com", "abc.def"):
-        assert secret not in told
+        assert secret not in details
 
 
 async def test_looking_for_due_sagas_does_not_read_the_ended_ones(store):
@@ -689,9 +689,9 @@ async def test_a_full_connection_limit_delays_sagas_and_costs_no_attempt_and_no_
     finally:
         runner.stop()
         await running
-    told = {line.event for n in range(20) for line in await saga_store.history(admin, f"s-{n}")}
-    assert {each.state for each in await saga_store.list_sagas(admin)} == {"completed"}, told
-    assert "taken over" not in told
+    history = {line.event for n in range(20) for line in await saga_store.history(admin, f"s-{n}")}
+    assert {each.state for each in await saga_store.list_sagas(admin)} == {"completed"}, history
+    assert "taken over" not in history
     await close(store)
     await close(admin)
 

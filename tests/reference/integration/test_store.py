@@ -317,9 +317,9 @@ def test_works_under_uvloop(store_url):
         await create_all(store)
         await add(store)
         await asyncio.gather(*(increment(store) for _ in range(20)))
-        found = await value(store)
+        answer = await value(store)
         await close(store)
-        return found
+        return answer
 
     assert uvloop.run(use()) == 20
 

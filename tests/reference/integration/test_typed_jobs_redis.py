@@ -61,8 +61,8 @@ async def test_a_job_nobody_knows_fails_at_once_where_the_if_else_worker_complet
         running = asyncio.create_task(worker.run())
 
         async def finished(queue=queue):
-            found = await queue.getJobCounts("completed", "failed")
-            return found if sum(found.values()) == len(BAD) + GOOD else None
+            counts = await queue.getJobCounts("completed", "failed")
+            return counts if sum(counts.values()) == len(BAD) + GOOD else None
 
         counts[name] = await until(finished, what=f"{name}: every job ended") or {}
         await worker.close()

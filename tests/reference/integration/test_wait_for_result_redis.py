@@ -107,13 +107,13 @@ async def test_every_wait_resolves_at_any_gap_and_a_late_listener_sees_nothing(b
     resolved = 0
     async with bench.worker():
 
-        async def one(number):
+        async def wait(number):
             ref = await bench.add(number)
             await asyncio.sleep(gaps[number % len(gaps)])
             result = await bench.results.wait(ref, timeout=20)
             return result["number"]
 
-        answers = await asyncio.gather(*(one(number) for number in range(50)))
+        answers = await asyncio.gather(*(wait(number) for number in range(50)))
         resolved = sum(answer == number for number, answer in enumerate(answers))
 
         async def late(number):

@@ -170,23 +170,23 @@ def test_started_server_listens_on_loopback_alone(ensure, tmp_path):
 
 def addresses_of_this_machine():
     try:
-        found = socket.getaddrinfo(socket.gethostname(), None, proto=socket.IPPROTO_TCP)
+        infos = socket.getaddrinfo(socket.gethostname(), None, proto=socket.IPPROTO_TCP)
     except OSError:
         return []
-    return [info for info in found if not ipaddress.ip_address(info[4][0]).is_loopback]
+    return [info for info in infos if not ipaddress.ip_address(info[4][0]).is_loopback]
 
 
 def listeners(port):
     """Every local address the kernel lists as listening on this port."""
-    found = set()
+    hosts = set()
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         address, number = line.split()[1].split(":")
         if line.split()[3] == "0A" and int(number, 16) == port:
-            found.add(str(ipaddress.ip_address(int.from_bytes(bytes.fromhex(address), "little"))))
+            hosts.add(str(ipaddress.ip_address(int.from_bytes(bytes.fromhex(address), "little"))))
     for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]:
         if line.split()[3] == "0A" and int(line.split()[1].split(":")[1], 16) == port:
-            found.add("IPv6")
-    return found
+            hosts.add("IPv6")
+    return hosts
 
 
 def test_two_directories_are_two_servers(ensure, tmp_path):
@@ -212,8 +212,8 @@ def test_unwritable_directory_is_named(ensure, tmp_path):
 
 
 def test_server_that_ends_at_once_shows_its_log(ensure, tmp_path, monkeypatch):
-    said = 'case "$1" in --version) echo "v=7.2.0";; *) echo "out of luck" >> server.log; exit 1;; esac'
-    script(tmp_path / "bin", "redis-server", said)
+    body = 'case "$1" in --version) echo "v=7.2.0";; *) echo "out of luck" >> server.log; exit 1;; esac'
+    script(tmp_path / "bin", "redis-server", body)
     monkeypatch.setattr(engine.shutil, "which", which_in(tmp_path / "bin"))
     with pytest.raises(engine.DidNotStart, match=r"(?s)ended at once 3 times.*out of luck"):
         ensure(tmp_path / "data")

@@ -94,8 +94,8 @@ async def test_graph_is_connected(name):
 
 async def test_links_are_things_the_text_says():
     graph = await graph_of(TEXTS["water-cycle"])
-    said = {(link.source, link.label, link.target) for link in graph.links}
-    assert {("rivers", "carry", "runoff"), ("glacier", "stores", "water")} <= said
+    links = {(link.source, link.label, link.target) for link in graph.links}
+    assert {("rivers", "carry", "runoff"), ("glacier", "stores", "water")} <= links
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -126,7 +126,7 @@ async def test_answers_are_not_always_in_the_same_place():
 async def test_explanations_quote_sentences_that_name_both_concepts(name):
     graph = await graph_of(TEXTS[name])
     made = await LocalProvider().explain(graph.links, TEXTS[name], **Steps().options())
-    assert [(one.source, one.target) for one in made] == [(link.source, link.target) for link in graph.links]
+    assert [(row.source, row.target) for row in made] == [(link.source, link.target) for link in graph.links]
     for explanation in made:
         assert explanation.quotes
         quoted = " ".join(explanation.quotes).lower()

@@ -308,7 +308,7 @@ def test_no_control_character_reaches_a_human_line_and_no_text_looks_like_a_line
         root.handlers[:] = handlers
         root.setLevel(level)
     written = stream.getvalue()
-    assert {one for one in written if not one.isprintable()} <= {"\n"}
+    assert {char for char in written if not char.isprintable()} <= {"\n"}
     assert not [line for line in written.splitlines() if line.startswith("12:00:00 error   all is lost")]
 
 

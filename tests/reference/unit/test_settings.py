@@ -124,5 +124,5 @@ def test_the_data_dir_is_for_its_user_alone_and_a_folder_of_others_is_left_as_it
     (old.data_dir / "signing.key").touch()
     for settings in (made, old, foreign):
         settings.make_data_dir()
-    modes = [stat.S_IMODE(one.data_dir.stat().st_mode) for one in (made, old, foreign)]
+    modes = [stat.S_IMODE(each.data_dir.stat().st_mode) for each in (made, old, foreign)]
     assert modes == [0o700, 0o700, 0o755]

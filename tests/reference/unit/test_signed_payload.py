@@ -83,9 +83,9 @@ def test_a_text_in_which_anything_was_changed_or_the_signature_was_moved_is_refu
         text[:-1] + ',"payload":{"to":"mallory","cents":100}}',
         f"{text[:-1]}{member}}}".replace("100", "900"),
     ]
-    for one in forged:
+    for forgery in forged:
         with pytest.raises(ForgedJob):
-            signer.verify("n", "i", json.loads(one), one)
+            signer.verify("n", "i", json.loads(forgery), forgery)
     with pytest.raises(ForgedJob):
         signer.verify("n", "j", json.loads(text), text)
 

@@ -32,22 +32,22 @@ def parcel_saga(url, longest, way):
 
     async def label(ctx):
         headers = {"idempotency-key": ctx.key} if way == "keys" else {}
-        said = await request("POST", json={"parcel": ctx.saga_id, "reference": ctx.key}, headers=headers)
-        check_status(said.status_code, retry_after=0.1)
-        return dict(said.json())
+        answer = await request("POST", json={"parcel": ctx.saga_id, "reference": ctx.key}, headers=headers)
+        check_status(answer.status_code, retry_after=0.1)
+        return dict(answer.json())
 
     async def find(ctx):
-        said = await request("GET", params={"reference": ctx.key})
-        if said.status_code == 404:
+        answer = await request("GET", params={"reference": ctx.key})
+        if answer.status_code == 404:
             return None
-        if said.status_code != 200:
-            raise Transient(f"HTTP {said.status_code}")
-        return dict(said.json())
+        if answer.status_code != 200:
+            raise Transient(f"HTTP {answer.status_code}")
+        return dict(answer.json())
 
     async def void(ctx):
-        said = await request("DELETE", params={"reference": ctx.key})
-        if said.status_code != 404:  # void already, or never printed
-            check_status(said.status_code, retry_after=0.1)
+        answer = await request("DELETE", params={"reference": ctx.key})
+        if answer.status_code != 404:  # void already, or never printed
+            check_status(answer.status_code, retry_after=0.1)
 
     async def hand_over(ctx, tx):
         if ctx.data["fails"]:

@@ -162,8 +162,8 @@ async def _claim_without_lease(engine, *, owner, **_):
     """The usual poller: everything that has not ended, whoever else is at it."""
     async with read(engine) as tx:
         open_ = select(saga_store.sagas.c.id).where(saga_store.sagas.c.due_at.is_not(None))
-        found = (await tx.scalars(open_)).all()
-    sagas = [replace(await saga_store.load(engine, one), owner=owner) for one in found]
+        ids = (await tx.scalars(open_)).all()
+    sagas = [replace(await saga_store.load(engine, saga_id), owner=owner) for saga_id in ids]
     return [saga_store.ClaimedSaga(saga, taken_over=False) for saga in sagas]
 
 
@@ -179,9 +179,9 @@ def _all_have_looked(plan):
             return await claim(*args, saga_id=saga_id, **options)
         looked = True
         looking.wait(30)
-        found = await claim(*args, saga_id=saga_id, **options)
+        sagas = await claim(*args, saga_id=saga_id, **options)
         looking.wait(30)
-        return found
+        return sagas
 
     runner.claim = claim_together
 
