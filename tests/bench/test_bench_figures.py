@@ -21,7 +21,7 @@ def test_a_ratio_whose_spread_exceeds_it_is_refused():
 
 
 def test_a_ratio_is_taken_round_by_round():
-    """A machine that is slow for one whole round slows both: medians of each side would say nothing else here."""
+    """A machine that is slow for a whole round slows both sides."""
     shared = ratio([1000, 100, 500], [500, 50, 250])
     assert shared is not None
     assert shared.values == (2.0, 2.0, 2.0)

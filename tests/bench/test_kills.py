@@ -1,4 +1,4 @@
-"""The same kills double what an ordinary handler does and leave what the pipeline does as it should be."""
+"""The same kills duplicate the effects of an ordinary handler, and none of the pipeline's."""
 
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +27,7 @@ def lab(redis_server, tmp_path):
 def soon(monkeypatch):
     monkeypatch.setattr(kills, "TAKEOVER", 2.0)
     monkeypatch.setattr(kills, "AT_A_TIME", 10)
-    # At the row of a job, which has 20 ms left: an ordinary handler is hit between its effect and its end.
+    # At a job's row, 20 ms before its end: an ordinary handler is hit between effect and end.
     monkeypatch.setattr(kills, "moments", lambda jobs, count, seed: [(20 * (n + 1), 0.0) for n in range(count)])
 
 

@@ -156,8 +156,8 @@ def test_100000_jobs_in_each_state_are_shown_without_holding_redis(server, conso
         assert pages["total"] == MANY - 3_000
         assert all(row["due"] > time.time() for row in pages["jobs"])
         assert "cmdstat_keys" not in redis.info("commandstats")
-    # The longest command of each kind, in the best of three rounds: a machine that is busy elsewhere stops a command in
-    # its middle, but not the same one every time.
+    # The longest command of each kind, in the best of three rounds: a busy machine interrupts commands, but not the
+    # same one every time.
     longest = {kind: min(took.get(kind, 0) for took in worst) for kind in worst[0]}
     print({path: f"{1000 * seconds:.0f} ms" for path, seconds in best.items()})
     print("longest µs", sorted(((time, kind) for kind, time in longest.items()), reverse=True)[:5])
@@ -191,7 +191,7 @@ def test_search_finds_any_job_by_id_and_goes_on_by_name(server, console):
 
 @pytest.mark.needs_browser
 def test_nothing_is_squeezed_or_reaches_below_its_neighbour(server, console, open_page):
-    """Seen: a list below the detail beside it, buttons of one letter a line, a label over its number."""
+    """Seen: a list below the detail beside it, buttons one letter wide, a label over its number."""
     queue = "analytics-of-the-european-region"
     fill(server, queue, "delayed", 3)
     with server.client() as redis:
@@ -211,7 +211,7 @@ def test_nothing_is_squeezed_or_reaches_below_its_neighbour(server, console, ope
         page.goto(f"/#/jobs/{queue}/delayed-2")
         page.locator(".detail .pill").first.wait_for()
         if width == 1280:
-            # Drawn again meanwhile, a thing has no box for a moment.
+            # An element that is drawn again has no box for a moment.
             table, detail = (until_sync(page.locator(name).bounding_box) for name in ("table.rows", ".detail"))
             assert table["x"] + table["width"] <= detail["x"]
 
@@ -257,7 +257,7 @@ def test_every_dead_letter_is_reached_in_time(stored):
             assert last["dead_letters"][-1]["job_id"] == "order-0"
             [letter] = ask(q="ORDER-16181", queue="q2")["dead_letters"]
             assert letter["job_id"] == "order-16181"
-            assert ask(q="100%_")["total"] == 0, "what was typed is no pattern"
+            assert ask(q="100%_")["total"] == 0, "the text is not a pattern"
     assert max(best.values()) < 0.3, best
 
 

@@ -39,7 +39,7 @@ def damaged(folder, name="damaged.pdf"):
 
 
 def long_document(folder):
-    """Many parts: long enough at work to be stopped in the middle."""
+    """Many parts, so that it can be stopped in the middle."""
     text = (SAMPLES / "water-cycle.md").read_text()
     path = folder / "long.md"
     path.write_text("\n\n".join(f"# Chapter {number}\n\n{text}" for number in range(12)))
@@ -119,7 +119,7 @@ def test_dead_letters_are_replayed_one_and_many_and_purged_by_word(hall, open_pa
     page.get_by_text("Replayed: the job is back").wait_for()
     page.get_by_text("No dead letters").wait_for()
 
-    # Many: they die again, for nobody repaired them, each with its earlier death on record.
+    # Many: nobody repaired them, so they die again, each with its earlier death on record.
     for number in range(3):
         hall.upload(damaged(tmp_path), f"broken-{number}.pdf")
     page.goto("/#/letters")
@@ -190,8 +190,7 @@ def test_many_jobs_are_cancelled_and_one_that_runs_with_them(hall, open_page, tm
     assert worker.inner_text().rpartition(":")[2].isdigit(), "by host and process, as in its log"
 
 
-# A toast goes after a few seconds, and the API may be back for that long before the harness has seen it: what was shown
-# is kept.
+# A toast goes after a few seconds, perhaps before the harness has seen the API come back: what was shown is kept.
 KEEP_TEXTS = """
 window.untouched = true;
 window.shown = "";
@@ -203,7 +202,7 @@ new MutationObserver((changes) => changes.forEach((change) =>
 
 @pytest.fixture
 def restored(hall):
-    """The shared StudyHall, with the API as the other tests expect it when this one has failed midway."""
+    """The shared StudyHall; its API is back for the other tests even if this one fails midway."""
     yield hall
     hall.stop_api()
     hall.start_api()
@@ -319,7 +318,7 @@ def test_events_appear_as_they_happen_and_can_be_held(hall, open_page):
 
 @pytest.fixture(scope="module")
 def furnished(hall, tmp_path_factory):
-    """Something to look at in every view, named by somebody hostile; the routes of some details."""
+    """Something to see in every view, with hostile names; the routes of some details."""
     document = hall.upload(SAMPLES / "plate-tectonics.docx", HOSTILE)
     hall.upload(damaged(tmp_path_factory.mktemp("furnished")), f"{60 * 'long'}.pdf")
     hall.program(PROGRAMS / "add_job.py", hall.redis_url, "documents", HOSTILE)

@@ -87,7 +87,7 @@ def asked(command: str) -> Ask:
 
 
 def run(name: str, ask: Ask, folder: Path) -> list[str]:
-    """A model's turn at a case: what is wrong with what it did."""
+    """A model's turn at a case: what is wrong with its work."""
     case = CASES[name]
     if "good" not in case:
         return [f"called {skill}" for skill in skills_called(ask(folder, case["prompt"]))]

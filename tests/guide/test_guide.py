@@ -20,7 +20,7 @@ PROOF_LINE = re.compile(r'class="qs-proof" href="([^"#]+)#L(\d+)"[^>]*>([^<]+)<'
 
 
 def lacks(text, proofs):
-    """What a pattern's page has to have and has not."""
+    """What a pattern's page lacks."""
     page = Document(text)
     gone = [word for name, word in NEEDED.items() if not page.classes.get(name)]
     if page.classes.get("qs-proof", 0) != proofs:
@@ -220,7 +220,7 @@ def test_every_experiment_has_a_sentence_that_its_figures_fill():
         f"{path.stem}/{name}"
         for path in sorted(cards.COMMITTED.glob("*.json"))
         for name, entry in cards.measured(path.stem, (cards.COMMITTED,)).items()
-        # the naive twin of some runs on SQLite only, and that one is shown
+        # some naive twins run on SQLite only, and that run is shown
         if not cards.filled(path.stem, cards.experiment(name)[0], entry["figures"]) and "postgres" not in name
     ]
     assert wanting == []
@@ -295,7 +295,7 @@ def test_the_entry_of_a_pattern_is_not_shown_as_text(guide):
 
 
 def test_pages_have_no_second_copy_of_a_skill_text():
-    """A sentence of a skill page that also stands in a hand-written page of the guide would drift."""
+    """A sentence of a skill page that is repeated in a hand-written page of the guide would drift."""
     skills = " ".join(" ".join(path.read_text().split()) for path in (ROOT / "skills").rglob("*.md"))
     for path in (ROOT / "guide" / "pages").rglob("*.md"):
         for sentence in re.split(r"(?<=[.:])\s", " ".join(path.read_text().split())):
@@ -316,7 +316,7 @@ def test_pages_have_no_second_copy_of_a_skill_text():
     ids=["effect first", "marker first", "acknowledged first"],
 )
 def test_a_verdict_of_a_timeline_follows_from_what_is_durable(steps, words):
-    """Not written beside the moment: the same rows judge any order of the steps."""
+    """It is not written beside the moment: the same rows judge any order of steps."""
     timeline = tomllib.loads((ROOT / "guide" / "timelines.toml").read_text())["idempotency"]
     moments = timelines.derived(timeline | {"usual": ["title", *steps]})["moments"]
     assert [moment["usual"][1] for moment in moments] == words.split()

@@ -84,7 +84,7 @@ class StandingApi:
         return "\n".join(process.log.read_text(encoding="utf-8", errors="replace") for process in both)
 
     def until(self, path: str, done: Callable[[Any], object], seconds: float = 60) -> Any:
-        """Ask until the answer is as wanted; the answer."""
+        """Ask until `done(answer)`; the answer."""
         deadline = time.monotonic() + seconds
         while True:
             answer = self.client.get(path).json()

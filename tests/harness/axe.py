@@ -13,7 +13,7 @@ VERSION = "4.14.0"
 
 
 def axe_source() -> str:
-    """The script to evaluate in a page; a skip that says how to get it when npm is not there."""
+    """The script to evaluate in a page. Without npm: a skip that says how to get it."""
     home = ROOT / "build" / "axe"
     source = home / "node_modules" / "axe-core" / "axe.min.js"
     home.mkdir(parents=True, exist_ok=True)

@@ -110,7 +110,7 @@ class StudyHall:
         self._worker.line_sync('"ready"', timeout=60)
 
     def start_relay(self) -> None:
-        """A payment provider and the event worker: from here on orders are paid, confirmed or taken back."""
+        """A payment provider and the event worker: from here on orders are paid, confirmed or undone."""
         folder = self.directory / "payments"
         self._sandbox = spawn_python(
             "studyhall.payment_sandbox", "--port", "0", "--data-dir", folder, log=self.directory / "payments.log"
@@ -161,7 +161,7 @@ class StudyHall:
 
     @property
     def redis_url(self) -> str:
-        """With the password of the embedded server, which the ready line keeps to itself."""
+        """With the embedded server's password, which the ready line does not show."""
         [state] = self.directory.rglob("state.json")
         server = json.loads(state.read_text())
         return f"redis://:{server['password']}@127.0.0.1:{server['port']}/0"
@@ -173,7 +173,7 @@ class StudyHall:
 
 
 class Watched:
-    """What a page did that it must not. `clean()` at the end of every test."""
+    """What a page did and must not. `clean()` at the end of every test."""
 
     def __init__(self, page: Any, home: str) -> None:
         self.errors: list[str] = []

@@ -79,7 +79,7 @@ class PostgresServer:
 
     def kill(self) -> None:
         """SIGKILL to every process of the server at once, as a crash of the machine would."""
-        # Not to the postmaster alone: its children serve their connections until they notice, for a moment.
+        # Not to the postmaster alone: its children go on serving for a moment.
         os.kill(self.pid, signal.SIGSTOP)  # so that it starts no more of them
         children = family(self.pid)[1:]
         self._end(signal.SIGKILL)

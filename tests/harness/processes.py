@@ -1,6 +1,6 @@
 """Real child processes that write to a log file and never outlive the test run.
 
-A child dies with the test process even when that one is SIGKILLed, on Linux through PDEATHSIG. The kernel
+A child dies with the test process even when that is SIGKILLed, on Linux through PDEATHSIG. The kernel
 ties that signal to the *thread* that forked, so all children are forked by one thread that lives as long
 as the process. macOS has no PDEATHSIG: there a SIGKILL of pytest itself can leave children behind.
 """
@@ -185,7 +185,7 @@ def spawn_python(
 class Spawner:
     """What the fixture `spawn` gives: call it for Python, `.command()` for anything else.
 
-    A forked Python shows the command line and environment of whoever forked it in /proc: look there, use `.command()`.
+    In /proc a forked Python shows its parent's command line and environment: to look there, use `.command()`.
     """
 
     def __init__(self, directory: Path) -> None:

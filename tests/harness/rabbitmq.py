@@ -48,7 +48,7 @@ class RabbitServer(Broker):
         assert done.returncode == 0, (done.stdout + done.stderr).decode(errors="replace")[-1500:]
 
     def stop(self) -> None:
-        if self._process is not None:  # politely: Erlang's own helper processes leave with it
+        if self._process is not None:  # politely: Erlang's helper processes end with it
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(15)

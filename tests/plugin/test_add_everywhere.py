@@ -158,7 +158,7 @@ def added_alone(environment, add, project, layout, *patterns):
 
 
 def test_programs_that_the_tests_start_find_the_modules_too(environment, add, tmp_path):
-    """Those of engine: below src/ they could not be imported."""
+    """Those of `engine` could not be imported below src/."""
     into, _ = src(tmp_path / "project")
     added = add(tmp_path / "project", "retry", "--into", into)
     (tmp_path / "project" / "tests" / "patterns" / "test_program.py").write_text(
@@ -176,13 +176,13 @@ def test_every_pattern_brings_a_test_that_needs_no_other_pattern(ident):
     assert tests.files, f"write tests/reference/portable/test_{ident.replace('-', '_')}.py"
 
 
-# What pytest brings along, and pytest-asyncio, which is printed.
+# What pytest brings, and pytest-asyncio, which is printed.
 KNOWN_MARKS = {"asyncio", "filterwarnings", "parametrize", "skip", "skipif", "usefixtures", "xfail"}
 KNOWN_FIXTURES = {"caplog", "capfd", "capsys", "monkeypatch", "request", "tmp_path", "tmp_path_factory"}
 
 
 def test_no_test_that_comes_along_uses_a_mark_or_fixture_that_only_we_have():
-    """There it would be a warning or an error: with --strict-markers, no test at all."""
+    """In a user's project that is a warning or, with --strict-markers, an error."""
     patterns = [catalogue.find(ident) for ident in EVERY]
     tests = proofs.proofs_of(patterns, {module for each in patterns for module in each.modules})
     conftest = proofs.conftest("../..")

@@ -107,7 +107,7 @@ def expanded(home, project):
 
 
 def test_every_eval_case_loads(claude, tmp_path):
-    """Without a login no case can run; that the client asks for one, and complains of no file, means all were read."""
+    """Without a login no case can run. A client that asks for one and complains of no file has read them all."""
     plugin = tmp_path / "plugin"
     shutil.copytree(ROOT / "tests" / "evals", plugin / "tests" / "evals")
     shutil.copytree(ROOT / ".claude-plugin", plugin / ".claude-plugin")

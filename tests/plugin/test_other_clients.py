@@ -30,7 +30,7 @@ PACKAGES = {
 
 
 def follow(client, tmp_path, *further):
-    """The README's lines for this client, with a checkout in place of the address; what all of them said."""
+    """The README's lines for this client, with a checkout in place of the address; their output."""
     package, _, version = PACKAGES[client].rpartition("@")
     home = install(f"client-{client}", {package or client: version})
     if home is None or int(subprocess.check_output(["node", "-p", "process.versions.node"]).split(b".")[0]) < 22:
@@ -64,7 +64,7 @@ def test_the_tool_for_skills_installs_them_all_from_a_checkout(tmp_path):
     follow("skills", tmp_path)
     folders = {path.parent.name: path.parent for path in tmp_path.glob(".agents/skills/*/SKILL.md")}
     assert sorted(folders) == SKILLS
-    assert (folders["background-jobs"] / "references" / "recipes" / "paid-call.md").is_file(), "pages come along"
+    assert (folders["background-jobs"] / "references" / "recipes" / "paid-call.md").is_file(), "with its pages"
 
 
 def test_gemini_accepts_the_extension_and_installs_the_skills(tmp_path):

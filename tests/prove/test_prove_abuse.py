@@ -1,4 +1,4 @@
-"""Services that make it hard: a clear word, a verdict, and no process left behind."""
+"""Difficult services: a clear message, a verdict, and no process left behind."""
 
 import json
 import os
@@ -106,7 +106,7 @@ def test_a_port_that_is_taken_is_named(tmp_path, capsys):
 
 
 def test_a_listener_that_outlives_the_service_is_seen_even_if_its_process_hides(tmp_path, capsys):
-    """It takes the api's socket along, with an empty environment, into a session of its own."""
+    """It keeps the API's socket, with an empty environment, in a session of its own."""
     (tmp_path / "api.py").write_text(
         "import os, socket, subprocess, time\n"
         "listening = socket.create_server(('127.0.0.1', int(os.environ['PORT'])))\n"

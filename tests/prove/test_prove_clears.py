@@ -1,4 +1,4 @@
-"""Known-good services are not flagged, and what did not hit anything is not called held."""
+"""Known-good services are not flagged, and a fault that hit nothing is not called held."""
 
 import asyncio
 import dataclasses
@@ -93,7 +93,7 @@ def test_every_fault_is_among_those_that_hit():
 
 
 def test_a_run_ends_when_its_time_is_up_whatever_is_still_at_work(parcels, card_of, monkeypatch):
-    """Whole runs took 309 s and 314 s on a crowded machine, of the five minutes that are promised."""
+    """On a crowded machine whole runs took 309 s and 314 s; five minutes are promised."""
     begun = set[str]()
 
     def waits(world, batch):
@@ -156,7 +156,7 @@ def test_the_clock_is_wrong_in_every_way_to_ask_for_it_and_the_monotonic_one_is_
 
 @pytest.mark.parametrize(("usual", "broken"), [(0.5, ["enqueue"]), (9.0, [])])
 def test_a_slow_machine_is_not_taken_for_a_slow_submit(usual, broken):
-    """Seen with seed 6: where every process took nine seconds to start, a submit that did was called too slow."""
+    """Seen with seed 6: every process took nine seconds to start, and a submit that did was called too slow."""
     world = SimpleNamespace(spec=SimpleNamespace(promises=SimpleNamespace(enqueue=10.0)), normal=usual, redis=None)
     batch, during, after = Batch("redis-restart"), [Job("k1", slowest=10.6)], [Job("k2", slowest=usual)]
     _enqueued(world, batch, during, after, "Redis")
@@ -205,7 +205,7 @@ def test_worlds_work_in_turn_and_those_that_wait_do_not_count():
 
 
 def test_a_fault_that_hit_nothing_is_not_called_held(parcels, card_of):
-    """The provider is never called, so no answer of its can be lost."""
+    """The provider is never called, so none of its answers can be lost."""
     card = card_of(parcels(env={"CARRIER_URL": ""}), "lost")
     assert verdicts(card)["lost"] == "hit nothing", as_text(card)
     assert not card.proved
@@ -276,7 +276,7 @@ def test_who_waits_for_a_fixed_time_comes_back_at_once_and_others_work_meanwhile
     crowd = Crowd(1)
     with crowd.place():
         with crowd.aside(punctual=True):
-            crowd._take(5)  # another one has the only place
+            crowd._take(5)  # another has the only slot
         assert crowd._free == -1
         crowd._leave()
     assert crowd._free == 1

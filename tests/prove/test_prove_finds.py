@@ -1,4 +1,4 @@
-"""One known-bad service per invariant, each caught by the fault that is meant for it, and told why."""
+"""One known-bad service per invariant, each caught by the fault meant for it, with the reason."""
 
 import dataclasses
 import shutil

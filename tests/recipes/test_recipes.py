@@ -286,7 +286,7 @@ def test_started_into_a_flat_folder_its_own_test_is_green(recipe: Recipe, flat: 
 @pytest.mark.fault
 def test_recipe_holds_under_kills(recipe: Recipe, flat: Path):
     spec = load(flat / "prove.toml")
-    # Without a provider jobs are over in no time: a deploy hit none of nightly's.
+    # Without a provider jobs end at once: a deploy hit none of nightly's.
     faults = ("twice", *(("kill-at-effect",) if spec.providers else ("kill-at-commit", "rolling")))
     card = prove(spec, Options(seed=3, only=faults))
     shutil.rmtree(card.evidence, ignore_errors=True)

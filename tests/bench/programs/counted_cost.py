@@ -1,6 +1,6 @@
-"""Prints what one job costs, ours with every step on and with the stock worker: added alone, added in bulk, executed,
-and executed with 100 KB. In calls of Python and C functions (in the thread of the event loop), or under callgrind in
-instructions, with its output file as the third argument. The server is outside of either.
+"""Print what one job costs, with every step of ours on and with the stock worker: added alone, added in bulk, executed,
+executed with 100 KB. Counted in calls of Python and C functions (in the event loop's thread), or under callgrind in
+instructions, with its output file as the third argument. The server is not counted.
 
 Usage: counted_cost.py REDIS_URL STORE_URL [CALLGRIND_OUT]"""
 
@@ -28,7 +28,7 @@ from studyhall.patterns.typed_jobs import JobTypes, Payload
 WARM, COUNTED = 50, 250
 SIZES = {"execute": 0, "execute 100 KB": 100_000}
 MOST = 256 * 1024
-LIMIT = 600.0  # seconds; callgrind is slow, and so may its neighbours make it
+LIMIT = 600.0  # seconds; callgrind is slow, more so on a busy machine
 
 
 class Number(Payload):

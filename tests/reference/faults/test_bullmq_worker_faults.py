@@ -94,7 +94,7 @@ async def test_blocked_event_loop_keeps_its_locks(redis_server, redis_url, spawn
 
 @pytest.mark.slow
 async def test_hung_event_loop_gives_its_jobs_up_and_does_not_report_them(redis_server, redis_url, spawn):
-    """Keeping locks for a loop that is hung for good would keep its jobs from everybody forever."""
+    """Renewing locks for a loop that hangs for good would hold its jobs forever."""
     hung = Child(spawn, redis_server.port, "reliable", work="block", seconds=5, options={**OURS, "hung_after": 1.0})
     other = Child(spawn, redis_server.port, "reliable", seconds=0, options=OURS)
     await hung.says("ready")

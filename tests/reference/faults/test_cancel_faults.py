@@ -1,4 +1,4 @@
-"""Cancelling from another process: final, without effect, in whatever state the job is and whoever dies."""
+"""Cancelling from another process: final, without effect, whatever state the job is in and whoever dies."""
 
 import asyncio
 import contextlib
@@ -154,14 +154,14 @@ async def test_cancellations_at_any_moment_leave_effect_or_cancellation_never_bo
     answers = {}
 
     async def user(numbers):
-        """Changes her mind after a while that is as long as the work takes, on average."""
+        """Changes her mind after as long as the work takes, on average."""
         for number in numbers:
             ref = await bench.add(f"r{number}", seconds=rng.random() * 0.8)
             refs.append(ref)
             await asyncio.sleep(rng.random() * 0.8)
             answers[ref.id] = (await bench.cancel(ref))[0]
 
-    # Not all at once: a producer's client gives up on a crowd, with 64 connections and 1.5 s to get one of them.
+    # Not all at once: a producer's client has 64 connections, and waits 1.5 s for one.
     await asyncio.gather(*(user(range(first, jobs, 30)) for first in range(30)))
     results = {ref.id: await bench.result(ref) for ref in refs}
     effects = await bench.effects()
@@ -213,7 +213,7 @@ async def test_what_was_done_outside_is_undone_by_the_handler(bench, tmp_path):
     assert cancelled(await bench.result(ref))
     assert not seat.exists()
 
-    # A shutdown is no cancellation: the seat stays, the job goes on elsewhere.
+    # A shutdown is not a cancellation: the seat stays, the job goes on elsewhere.
     other = await bench.add("other", seconds=2.0, seat=str(seat))
     await until(seat.exists, what="the seat is taken")
     worker.terminate()

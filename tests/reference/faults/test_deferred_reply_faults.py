@@ -129,7 +129,7 @@ async def test_while_redis_is_away_the_user_is_told_at_once_and_nothing_contradi
         await ask(api, platform, answered)
         await until(lambda: platform.said.get(f"token-{answered}"), 30, "a later command is answered")
         late = [token for token in platform.said if "killed" in token or "frozen" in token]
-        assert late == [], "who was told to ask again gets no second answer"
+        assert late == [], "a user told to ask again gets no second answer"
     times = [spent for spent, _ in killed]
     assert p99(times) < scale(1.0, 0.3)
     figures(
@@ -177,7 +177,7 @@ async def test_one_answer_in_time_whatever_the_model_and_the_platform_do(
         parts = platform.said["token-long"]
         assert " ".join(" ".join(parts).split()) == " ".join(text.split())
 
-        # A refusal by the model: said, without internals.
+        # A refusal by the model is passed on without internals.
         server.will(Reply(400, {"error": {"code": "invalid_request", "message": f"bad key {SECRET}"}}))
         await ask(api, platform, "refused")
         await until(lambda: platform.said.get("token-refused"), 20, "the note")

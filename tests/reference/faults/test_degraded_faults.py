@@ -267,7 +267,7 @@ async def test_head_start_lets_the_accepting_process_hand_over_first(redis_url, 
 
 
 async def test_what_can_never_be_queued_is_parked_with_its_reason_and_can_be_released(redis_url, orders):
-    """A request of a job type that this process does not know, and one that the outage outlived."""
+    """A request of a job type that this process does not know, and one that the outage outlasted."""
     older = JobTypes()
 
     async def gone(_ctx, _payload):

@@ -20,7 +20,7 @@ class Tour:
         self._mark, self.folder = f"QUEUESMITH_TOUR={uuid.uuid4().hex}", folder
         name, _, value = self._mark.partition("=")
         env = {"REDIS_URL": "", "DATABASE_URL": "", "TMPDIR": str(folder), "COLUMNS": "120", name: value}
-        # Not forked: its environment is to be seen in /proc.
+        # Not forked: /proc must show its environment.
         self.process: Spawned = spawn.command(sys.executable, "-m", "studyhall", "demo", env=env)
 
     def running(self):

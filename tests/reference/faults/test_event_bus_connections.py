@@ -25,7 +25,7 @@ Line = tuple[EventBus, EventBus, TcpProxy]
 
 
 class Hands:
-    """A handler that takes its time, and remembers how many of it ran at once."""
+    """A handler that takes its time, and remembers how many ran at once."""
 
     def __init__(self, seconds):
         self.seconds, self.most, self.beside = seconds, 0, 0
@@ -274,7 +274,7 @@ async def test_full_nats_stops_publishing_and_not_consuming(nats_url):
 
 @pytest.mark.parametrize("overflow", ["reject-publish", "drop-head"])
 async def test_rabbitmq_length_limit_refuses_or_quarantines_and_loses_nothing(rabbitmq_server, overflow):
-    """A policy of an operator, which a quorum queue obeys before its own setting (reject-publish)."""
+    """An operator's policy, which overrides a quorum queue's own setting (reject-publish)."""
     prefix = f"t{uuid.uuid4().hex[:10]}"
     bus = open_bus("rabbitmq", rabbitmq_server.url, prefix)
     tries = Counter()

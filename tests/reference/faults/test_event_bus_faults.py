@@ -212,7 +212,7 @@ async def test_broker_killed_mid_stream_loses_no_accepted_event(broker, scale, f
     consumer = asyncio.create_task(bus.consume("mail", ["order"], note, stop=stop, policy=QUICK))
     producer = asyncio.create_task(produce())
 
-    def felt():  # one broker is missed, of three the other two go on
+    def felt():  # a single broker is missed; of three, two go on
         return len(accepted) if broker.kind == THREE_KAFKA else refused
 
     for _ in range(kills):
@@ -238,7 +238,7 @@ async def test_broker_killed_mid_stream_loses_no_accepted_event(broker, scale, f
 
 
 async def _longest_silence(of):
-    """Seconds the event loop let nobody run, until `of` is set."""
+    """The longest pause of the event loop in seconds, until `of` is set."""
     longest, last = 0.0, time.monotonic()
     while not of.is_set():
         await asyncio.sleep(0.01)

@@ -92,7 +92,7 @@ async def test_leaving_late_does_not_give_away_the_lease_of_the_next_holder(redi
 
     a = Lease(redis, "x", ttl=10)
     await a.__aenter__()
-    await redis.delete("lease:x")  # stands for: it ran out
+    await redis.delete("lease:x")  # as if it ran out
     async with Lease(redis, "x", ttl=10, label="b") as held:
         await a.__aexit__(None, None, None)
         assert await Lease(redis, "x").holder() == "b"

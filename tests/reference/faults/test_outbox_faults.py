@@ -266,7 +266,7 @@ async def test_a_relay_frozen_past_its_lease_doubles_what_it_held_and_reorders_n
         return [fields["id"] for _, fields in relays.redis.xrange("sink") if fields["by"] == worker]
 
     async def in_mid_batch():
-        """Stopped between two publishes: what it holds, as far as it is published already."""
+        """Stopped between two publishes: of what it holds, the part already published."""
         if not 3 <= len(by(name)) % 20 <= 10:
             return []
         frozen.stop_signal()

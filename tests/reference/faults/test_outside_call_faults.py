@@ -57,7 +57,7 @@ class Fleet:
 
 
 async def under_fire(spawn, redis, provider, spec, *, calls, kills, freezes, away, seed):
-    """Have `calls` labels printed through all of it; the jobs by parcel, when all have ended."""
+    """Have `calls` labels printed under every fault; the jobs by parcel, when all have ended."""
     rng = random.Random(seed)
     fleet = Fleet(spawn, spec)
     faults = ["kill"] * kills + ["freeze"] * freezes + ["away"] * (1 if away else 0)

@@ -105,7 +105,7 @@ class Shop:
         assert await self.endings(running) == {"exit 0": processes}, str(running)
 
     async def end_leases(self):
-        """Let the time pass that the leases of the dead still have: they are long, so that load ends none."""
+        """Let the leases of the dead run out: they are long, so that load ends none."""
         async with begin(self.store) as tx:
             held = saga_store.sagas.update().where(saga_store.sagas.c.owner.is_not(None))
             await tx.execute(held.values(due_at=0.0))
@@ -120,7 +120,7 @@ class Shop:
             return dict((await http.get("/admin/ledger")).raise_for_status().json())
 
     async def landed(self, fault):
-        """Has the provider worked on the request it was slow with?"""
+        """Has the provider handled the request it was slow with?"""
         return all(call["status"] for call in (await self.ledger())["calls"] if call["fault"] == fault)
 
     async def charge_calls(self):
@@ -143,7 +143,7 @@ class Shop:
         return [(row.step, row.event) for row in await saga_store.history(self.store, order_id)]
 
     async def disagreements(self):
-        """By order: where its status, its money, its seats and its events do not tell the same story."""
+        """By order: where status, money, seats and events disagree."""
         ledger = await self.ledger()
         async with read(self.store) as tx:
             rows = (await tx.execute(select(orders))).mappings().all()
@@ -214,7 +214,7 @@ def every_death():
     matrix += [(LOST_ANSWER, [(moment, "charge")]) for moment in ("before intent", "after intent")]
     for case, steps in undone.items():
         matrix += [(case, [(moment, step)]) for step in STEPS[:steps] for moment in UNDO]
-    # A killed process is resumed by one that is killed as well, in the same step and on the way back.
+    # What a killed process left is resumed by one that is killed too, in the same step and on the way back.
     matrix += [(OK, [("after intent", "charge"), ("after effect", "charge"), ("after record", "charge")])]
     for moment in UNDO:
         matrix += [(FAILS_AT_CONFIRM, [("after effect", "charge"), (moment, "charge"), (moment, "reserve-seats")])]
@@ -239,7 +239,7 @@ async def test_killed_at_any_moment_money_seats_and_order_agree_in_the_end(shop,
         victims = [{"saga_id": o, "moment": m, "step": s, "signal": "KILL"} for o, (m, s) in wave.items()]
         for some in _dozens(victims):
             died = await shop.endings(running := shop.victims(some))
-            assert died == {"signal 9": len(some)}, f"some never came to their moment: {some}\n{running}"
+            assert died == {"signal 9": len(some)}, f"some never reached their moment: {some}\n{running}"
         killed += len(wave)
         await shop.end_leases()
     await shop.finish(processes=2)
@@ -310,12 +310,12 @@ async def test_charge_without_an_answer_is_completed_or_taken_back_never_forgott
     # The charge is given up and lands afterwards: voided under its key, so it is refused when it lands.
     late = await shop.place("fails-at-charge")
     await shop.fault("late", seconds=8.0)
-    await shop.fault("unavailable", times=5)  # every later try, until the attempts are spent
+    await shop.fault("unavailable", times=5)  # every later try, until no attempt is left
     await shop.finish(timeout=0.5)
     assert (await shop.saga(late)).state == "compensated"
     await until(lambda: shop.landed("late"), what="the late charge arrived at the provider")
     assert [call["status"] for call in (await shop.ledger())["calls"] if call["fault"] == "late"] == [409]
-    # The naive saga: the error is caught, the charge is not among the steps done, so nobody gives it back.
+    # The naive saga: the error is caught, the charge is not among the steps done, so nobody refunds it.
     naive = await shop.place("buyer", method="card_lost_answer", naive=True)
     await shop.endings(shop.victims([{"saga_id": naive, "signal": None}], mode="naive"))
 
@@ -370,8 +370,8 @@ async def test_many_runners_share_the_sagas_and_never_one_of_them(shop, scale, f
     assert calls == len(placed)
     assert not await shop.disagreements()
 
-    # The same pollers without lease and fence: each takes whatever has not ended. The provider is slow, so who finds a
-    # charge that another has just started looks it up while it is still on its way, and makes it as well.
+    # The same pollers without lease and fence: each takes whatever has not ended. The provider is slow, so a poller
+    # that finds a charge another has just started looks it up too early, and makes it as well.
     twins = [await shop.place("buyer") for _ in range(scale(10, 100))]
     await shop.fault("late", times=len(twins), seconds=3.0)
     await shop.finish(processes=3, lease=False, fence=False)

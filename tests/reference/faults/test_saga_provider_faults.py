@@ -65,7 +65,7 @@ class Parcels:
         return await self.states()
 
     async def driver(self):
-        """Which of the processes holds a saga right now, if one does; DONE when none is left to be driven."""
+        """Which process holds a saga right now, if any; DONE when none is left to drive."""
         sagas = await saga_store.list_sagas(self.store, limit=1_000)
         for number, runner in enumerate(self.runners):
             if any(saga.owner and f":{runner.pid}:" in saga.owner for saga in sagas):

@@ -166,7 +166,7 @@ async def test_leader_kills_leave_at_most_one_run_per_tick_and_every_missed_tick
     every_slot = set(range(min(effects), max(effects) + 1, step))
     span = len(every_slot)
     assert set(effects).isdisjoint(missed), "a slot that ran is still reported as missed"
-    assert set(effects) | missed == every_slot, "a slot neither ran nor was it reported"
+    assert set(effects) | missed == every_slot, "a slot neither ran nor was reported"
     assert state.missed == len(missed)
     assert state.missed - missed_before >= 3, "the outage of all is in the report"
     figures(
@@ -213,7 +213,7 @@ async def test_a_worker_an_hour_ahead_starts_no_tick_early_and_silences_nobody(
     assert early < 0.1, f"a tick was started {early:.1f} s before its slot"
     assert max(effects.values()) == 1
     slots = set(range(min(effects), max(effects) + 1, 1000))
-    assert set(effects) | missed == slots, "a slot neither ran nor was it reported"
+    assert set(effects) | missed == slots, "a slot neither ran nor was reported"
     figures(
         "schedule",
         name=f"clock-ahead-{first}-{'cron' if cron else 'every'}",

@@ -75,7 +75,7 @@ async def test_a_killed_worker_process_is_restarted_and_sigterm_ends_everything_
 
 
 async def test_sigterm_while_the_workers_still_start_is_exit_0_too(redis_url, tmp_path, spawn):
-    """Half started, a worker cannot handle the signal: it dies of it, which is what was asked for."""
+    """A worker that is half started cannot handle the signal: it dies of it, as asked."""
     supervisor = start(spawn, redis_url, tmp_path)
     pids = await until(lambda: below(supervisor.pid), 30, "the first worker was started")
     supervisor.terminate()

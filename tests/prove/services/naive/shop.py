@@ -31,7 +31,7 @@ def buy(order):
 
 
 def pop():
-    """Takes a job off a list, does it."""
+    """Takes a job from a list, does it."""
     while True:
         _, order = server.blpop("jobs")
         buy(order)

@@ -1,4 +1,4 @@
-"""Mails by NATS JetStream: acknowledged after the effect, which a second time finds itself done.
+"""Mails by NATS JetStream: acknowledged after the effect, which a redelivery finds done.
 
 mails.py worker | ID…
 """

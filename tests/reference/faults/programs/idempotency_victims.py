@@ -1,7 +1,7 @@
 """Consumers with at-least-once delivery that are killed all the time.
 
 Arguments: store URL, Redis URL, kills, seed. For each way of being idempotent, events wait in the Redis list
-`<way>:events`; a consumer moves one to its own list, handles it, takes it off. What a dead consumer had in
+`<way>:events`; a consumer moves one to its own list, handles it, removes it. What a dead consumer had in
 its list is delivered again. Prints `deaths {way: {point: number}}` when all events are handled.
 """
 

@@ -45,7 +45,7 @@ async def relay(store, redis, worker):
 
 
 async def select_then_update(store, redis, worker):
-    """Naive: read the unpublished rows, publish them, mark them. Two of these double everything."""
+    """Naive: read the unpublished rows, publish them, mark them. Two of these duplicate everything."""
     sink, engine = Sink(redis, worker), open_store(store)
     oldest = select(outbox.c.position, outbox.c.body).where(outbox.c.published_at.is_(None))
     while True:

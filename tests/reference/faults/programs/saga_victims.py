@@ -159,7 +159,7 @@ def _without_fence():
 
 
 async def _claim_without_lease(engine, *, owner, **_):
-    """The usual poller: everything that has not ended, whoever else is at it."""
+    """The usual poller: everything that has not ended, whoever else drives it."""
     async with read(engine) as tx:
         open_ = select(saga_store.sagas.c.id).where(saga_store.sagas.c.due_at.is_not(None))
         ids = (await tx.scalars(open_)).all()
@@ -168,8 +168,8 @@ async def _claim_without_lease(engine, *, owner, **_):
 
 
 def _all_have_looked(plan):
-    """Those that take every due saga begin at the same time, and none drives before all have looked once: else the
-    first has done them all before the last was forked, and nothing is shown about several at once."""
+    """Pollers of all due sagas begin together, and none drives before all have looked once: else the first would do
+    them all before the last is forked, and nothing would be shown about several at once."""
     looking = multiprocessing.Barrier(max(1, [each["saga_id"] for each in plan["victims"]].count(None)))
     claim, looked = runner.claim, False
 
