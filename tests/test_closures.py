@@ -37,7 +37,7 @@ ABOVE: dict[str, tuple[int, int, str]] = {
 }
 PRODUCER = 700  # lines; 96 more make an add one round trip, with 409 calls instead of 1,115
 
-# Who may import what is heavy, slow to import or not everybody's.
+# Who may import packages that are heavy, slow to import or not for everybody.
 HEAVY = {
     "prometheus_client": {"observability/metrics.py"},
     "opentelemetry": {"tracing.py"},
@@ -179,7 +179,7 @@ def test_a_class_has_a_name_of_its_own():
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and node.name[0] != "_":
                 classes[node.name] += 1
-            elif isinstance(node, ast.Assign) and not isinstance(node.value, ast.Call):  # a TypeVar is no type
+            elif isinstance(node, ast.Assign) and not isinstance(node.value, ast.Call):  # a TypeVar is not a type
                 others |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     assert {name for name, count in classes.items() if count > 1 or name in others} == SHARED
 

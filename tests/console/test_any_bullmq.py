@@ -396,7 +396,7 @@ def test_everything_needs_the_token_in_a_header_and_guessing_ends(server, tmp_pa
             statuses = [guess.get("/admin/session").status_code for _ in range(14)]
             assert (statuses[:10], statuses[-1]) == ([401] * 10, 429)
             right = guess.get("/admin/session", headers={"authorization": f"Bearer {TOKEN}"})
-            assert (right.status_code, int(right.headers["retry-after"]) <= 6) == (429, True), "a right one is not told"
+            assert (right.status_code, int(right.headers["retry-after"]) <= 6) == (429, True), "so is a right one"
             assert bare.get("/").status_code == 200
         with client_of(console) as client:
             foreign = {"origin": "https://evil.example"}

@@ -102,7 +102,7 @@ def test_a_run_ends_when_its_time_is_up_whatever_is_still_at_work(parcels, card_
 
     def hangs(world, batch):
         begun.add(batch.fault)
-        world.service.wait_up()  # SIGTERM would end one that is starting before SIGSTOP froze it
+        world.service.wait_up()  # SIGTERM would end a starting process before SIGSTOP freezes it
         frozen = world.service.workers()[0]
         world.service.freeze(frozen)
         world.service.terminate(frozen, 900)

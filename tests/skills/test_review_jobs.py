@@ -196,7 +196,7 @@ def run(*args):
 
 
 def test_a_large_file_takes_as_long_as_many_small_ones(tmp_path):
-    """Each call looked through the whole file: of a generated client of a megabyte there was no end in ten minutes."""
+    """Each call searched the whole file: a generated client of a megabyte took more than ten minutes."""
     (tmp_path / "a.py").write_text("import requests\n" + "client.get(1, timeout=2)\n" * 1000)
 
     def seconds(*paths):
@@ -206,7 +206,7 @@ def test_a_large_file_takes_as_long_as_many_small_ones(tmp_path):
 
     small = min(seconds(tmp_path / "a.py") for _ in range(3))
     (tmp_path / "b.py").write_text((tmp_path / "a.py").read_text() * 8)
-    # Looked through for each call it would be 64 times.
+    # Searched for each call it would be 64 times.
     assert seconds(tmp_path / "b.py") < 24 * small
 
 

@@ -1,9 +1,8 @@
 """Would the description call the skill? A lexical judge over 120 requests: no model, no surprise.
 
-A request is covered by a description to the degree that the telling words of the request stand in it; how telling a
-word is, is learnt from the sentences of this repository's own pages: "priority queue with heapq" is half about
-something else. Half of the table was used to tune the descriptions, the other half
-was written by somebody who had not read them and is only counted.
+A description covers a request as far as it has the request's telling words; how telling a word is, is learnt from the
+sentences of this repository's own pages: "priority queue with heapq" is half about something else. Half of the table
+was used to tune the descriptions, the other half was written by somebody who had not read them and is only counted.
 """
 
 import math

@@ -25,7 +25,7 @@ SHOP = stacks.SERVICES / "celery"
 
 
 class Carrier(ThreadingHTTPServer):
-    """Sells labels, mails them, takes manifests; with 422 if `refuses` is in the path, and not before `answers`."""
+    """Sells labels, mails them, takes manifests; answers 422 if `refuses` is in the path, and not before `answers`."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -35,7 +35,7 @@ class Carrier(ThreadingHTTPServer):
         self.answers.set()
 
     def handle_error(self, request, client_address):
-        """Who asked was killed meanwhile."""
+        """The client was killed meanwhile."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -127,7 +127,7 @@ def answer(address):
 
 
 def kill(worker):
-    """The whole of it: the processes of the pool would finish their tasks without their parent."""
+    """With its pool, whose processes would finish their tasks without their parent."""
     os.killpg(worker.pid, signal.SIGKILL)
     worker.wait(10)
 

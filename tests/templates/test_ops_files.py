@@ -110,7 +110,7 @@ def test_every_panel_shows_something_of_studyhall(spawn, tmp_path):
 
 
 def scraping(spawn, folder, *ports):
-    """A Prometheus with our rules that looks at these ports every second; what is called asks it."""
+    """A Prometheus with our rules that scrapes these ports every second; returns how to ask it."""
     server, port = need_binary("prometheus", how=HOW), free_port()
     targets = json.dumps([f"127.0.0.1:{each}" for each in ports])
     (folder / "prometheus.yml").write_text(

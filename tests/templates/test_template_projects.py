@@ -54,7 +54,7 @@ def servers(answers, request):
 def test_a_project_passes_its_own_tests_on_the_servers_it_names(render, run, answers, servers):
     project = render(**answers)
     env = {f"TEST_{name}": value for name, value in servers.items()}
-    # One broker's run of the rest is enough: no broker has a part in it.
+    # One broker is enough for the rest, which uses none.
     bus_only = not full() and answers.get("broker") in ("rabbitmq", "nats")
     files = "tests/test_api.py tests/test_saga.py tests/test_migrations.py" if bus_only else ""
     out = run("make", f"VENV={VENV}", "test", f"ARGS=-v {files}", cwd=project, env=env).stdout
@@ -200,7 +200,7 @@ def test_from_nothing_to_green_tests_in_less_than_a_minute(run, installed, tmp_p
         waiting_per_core=round(crowd, 1),
         cache=cache,
     )
-    # On a machine that others fill the clock measures them; what this takes of the processor stays the same.
+    # On a busy machine the clock measures its load; the CPU time of this stays the same.
     taken = green - began if crowd < 1 else _processor_seconds() - used
     assert taken < 60
     run("make", "lint", cwd=project, env=env)

@@ -269,7 +269,7 @@ async def test_an_old_instance_that_restarts_in_a_rolling_deploy_removes_nothing
 async def test_cron_locks_run_a_tick_again_when_the_job_outlives_the_lock_or_a_clock_is_off(
     redis_url, spawn, scale, figures
 ):
-    """The naive twin, in the two ways in which it is met: one lock for all instances, SET NX and DEL."""
+    """The naive twin, which fails in two ways: one lock for all instances, SET NX and DEL."""
     ticks = scale(2, 20)
     redis = producer_client(redis_url)
 

@@ -27,7 +27,7 @@ def hall(request, tmp_path_factory):
     with standing_api(directory, server.url, request_rate="10000", database=database) as standing:
         yield standing
     server.stop()
-    assert (directory / "data" / "studyhall.db").exists() == (not database), "on the database it was told"
+    assert (directory / "data" / "studyhall.db").exists() == (not database), "on the database it was given"
     if database:
         postgres.execute("DROP DATABASE api WITH (FORCE)")
 
@@ -127,7 +127,7 @@ def test_an_order_is_taken_once_per_key_and_followed(hall):
     assert hall.client.get(f"/orders/{first.json()['id']}", headers={"x-user": "bob"}).status_code == 404
     unknown = hall.client.post("/orders", json={"pack_id": "nothing"})
     assert unknown.status_code == 422
-    assert "biology-101" in unknown.json()["detail"], "it says what there is"
+    assert "biology-101" in unknown.json()["detail"], "it names the packs"
     assert [order["id"] for order in hall.client.get("/orders").json()] == [first.json()["id"]]
 
 
@@ -172,7 +172,7 @@ def test_a_browser_that_reconnects_sees_every_event_once(hall):
 
 
 def in_order(seen):
-    """By time, then queue: which of two queues comes first within one millisecond is nobody's promise."""
+    """By time, then queue: the order of two queues within one millisecond is not promised."""
     rows = [(event, data) for _, event, data in seen]
     return sorted(rows, key=lambda row: (row[1].get("at", 0), row[1].get("queue", "")))
 
@@ -275,7 +275,7 @@ def test_dead_letters_are_listed_shown_replayed_and_purged(hall):
     letters = []
     deadline = time.monotonic() + 30
     while not (letters := [x for x in _letters(hall) if broken in x["job_id"]]):
-        assert time.monotonic() < deadline, "the sweep takes it to the dead letters"
+        assert time.monotonic() < deadline, "the sweep moves it to the dead letters"
         time.sleep(0.1)
     shown = hall.admin.get(f"/admin/dead-letters/{letters[0]['id']}").json()
     assert shown["attempts_failed"]

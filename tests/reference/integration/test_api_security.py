@@ -33,7 +33,7 @@ def hall(tmp_path_factory, server):
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory, server):
-    """No admin token, no chat key, small limits, no worker; queues of its own by an own database of Redis."""
+    """No admin token, no chat key, small limits, no worker; a Redis database of its own."""
     options = {"admin_token": "", "request_rate": "5", "queue_depth": "3"}
     url = server.url.removesuffix("/0") + "/1"
     with standing_api(tmp_path_factory.mktemp("bare"), url, worker=False, **options) as standing:

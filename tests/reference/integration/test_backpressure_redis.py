@@ -55,7 +55,7 @@ async def depth(producer):
 
 
 async def test_queue_stays_within_its_depth_however_many_ask(redis_url, scale, figures):
-    """Nobody works. Every producer without a limit is let in, until Redis is full."""
+    """No worker runs. Without a limit every producer is let in, until Redis is full."""
     asked, limit = scale(2_000, 20_000), 500
     refused = []
     async with producer_at(redis_url, Limits(depth=limit)) as producer:
@@ -150,7 +150,7 @@ async def test_late_work_closes_the_door_for_its_own_priority_and_below(redis_ur
 
 
 async def test_jobs_that_wait_by_their_own_wish_are_not_late(redis_url, tmp_path):
-    """Delayed until later, or sent back by a rate limit: that is no sign of workers that cannot keep up."""
+    """Delayed until later, or sent back by a rate limit: not a sign of workers that cannot keep up."""
     async with producer_at(redis_url, None) as producer:
         admission = Admission(producer.redis, Limits())
         queue = producer.queue("work")

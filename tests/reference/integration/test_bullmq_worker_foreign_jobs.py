@@ -107,7 +107,7 @@ def put(client, queue, job_id, good):
 
 
 def states(client, queue):
-    """The states in which each job stands."""
+    """The states each job is in."""
     where = {}
     for state in STATES:
         key = f"bull:{queue}:{state}"
@@ -176,7 +176,7 @@ async def test_a_foreign_job_ends_in_one_visible_state_and_its_neighbours_run(re
 
 
 async def test_an_id_whose_key_is_no_hash_leaves_the_queue_and_its_neighbours_run(redis_url, redis_server):
-    """It came back as stalled for good: no script can end what is no job."""
+    """It came back as stalled forever: no script can end what is not a job."""
     runs = []
     errors = []
 
@@ -201,7 +201,7 @@ async def test_an_id_whose_key_is_no_hash_leaves_the_queue_and_its_neighbours_ru
             await until(lambda: len(errors) == 4, 30, lambda: f"each to be named, not {errors}")
             assert client.llen("bull:q:active") == 0
             assert len(await queue.getCompleted()) == 10
-        assert client.get("bull:q:text") == "x", "what is no job is left alone"
+        assert client.get("bull:q:text") == "x", "what is not a job is left alone"
     assert all("taken off the queue" in text for text in errors)
 
 

@@ -113,7 +113,7 @@ def test_status_of_nothing_says_what_to_do_next(studyhall):
 def test_submit_refuses_what_it_cannot_take(studyhall, tmp_path, monkeypatch):
     missing = studyhall("submit", tmp_path / "nowhere.md")
     assert (missing.code, "does not exist" in missing.err) == (2, True)
-    assert studyhall("submit", tmp_path).code == 2, "a folder is no document"
+    assert studyhall("submit", tmp_path).code == 2, "a folder is not a document"
     huge = tmp_path / "huge.md"
     huge.write_text("word " * 1000)
     monkeypatch.setenv("STUDYHALL_MAX_DOCUMENT_BYTES", "1000")

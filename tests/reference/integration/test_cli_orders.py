@@ -53,7 +53,7 @@ class BrokenPayments(Payments):
 
 @pytest.fixture
 def studyhall(tmp_path, store_url, monkeypatch):
-    """Run a command on an own data directory: parsed JSON when it prints some, the result otherwise."""
+    """Run a command on its own data directory: parsed JSON if it prints any, else the result."""
     monkeypatch.setenv("DATABASE_URL", store_url)
     # The handler a command leaves writes to its closed output.
     monkeypatch.setattr(logging, "raiseExceptions", False)

@@ -39,7 +39,7 @@ async def failing_add(queue):
 
 
 async def went_on(client):
-    """Did it go on although it was cancelled while its command left?"""
+    """Did it go on although cancelled while its command was sent?"""
 
     async def work():
         task = asyncio.current_task()
@@ -92,7 +92,7 @@ async def test_add_fails_fast_when_redis_is_away_where_the_stock_client_hangs(ow
 
 
 async def test_a_client_that_does_not_decode_loses_name_and_data(redis_url):
-    """Why every client here decodes: the stock worker believes in jobs without name and data."""
+    """Why every client here decodes: the stock worker sees jobs without name and data."""
     seen = {}
 
     async def note(job, token):

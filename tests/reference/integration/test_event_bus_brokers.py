@@ -309,7 +309,7 @@ async def test_kafka_member_that_joins_or_leaves_takes_no_event_in_mid_handler(k
         await until(lambda: started["first"] == 30, 30, "all in hand of the only member")
         joined = asyncio.create_task(second.consume("mail", ["order"], handler("second"), stop=leave, concurrency=64))
         await until(rebalancing, 30, "a second member")
-        await asyncio.sleep(0.5)  # were its events going to be taken, this is when
+        await asyncio.sleep(0.5)  # if its events were taken, it would be now
         assert started["second"] == 0
         gate.set()
         while not started["second"]:  # it has partitions once it gets new ones

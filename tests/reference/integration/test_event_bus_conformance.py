@@ -287,7 +287,7 @@ async def test_members_of_a_group_share_the_events(bus, another):
 
 
 async def test_a_late_group_gets_the_past_only_where_declared(bus):
-    """As does a renamed one; what the old name has not handled is under that still. Every group gets what is new."""
+    """So does a renamed one; what it had not handled stays under the old name. Every group gets what is new."""
     early, late = Seen(), Seen()
     await bus.subscribe("early", ["order"])
     past = await publish(bus, events(30))
@@ -522,7 +522,7 @@ async def test_graceful_stop_finishes_what_is_in_flight_and_leaves_the_rest(bus,
     async with consuming(bus, "mail", first, concurrency=2) as stop:
         await until(lambda: len(first.started) == 2, 30, "two in flight")
         stop.set()
-        await asyncio.sleep(0.5)  # were it going to give up on them, this is when
+        await asyncio.sleep(0.5)  # if it gave up on them, it would be now
         assert first.done == []
         gate.set()
     assert sorted(first.done) == sorted(first.started)

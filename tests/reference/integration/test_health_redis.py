@@ -178,8 +178,8 @@ async def test_listing_a_hundred_thousand_delayed_jobs_never_holds_redis_up(own_
     await redis.config_set("slowlog-log-slower-than", 20_000)
 
     async def worked():
-        """Milliseconds that the server has worked so far. Not what a clock says: SLOWLOG's also runs while a busy
-        machine has suspended the server in mid-command, and blames whatever command that hit."""
+        """Milliseconds of CPU time of the server so far. SLOWLOG's clock also runs while a busy machine suspends the
+        server in mid-command, and blames that command."""
         used = await redis.info("cpu")
         return 1_000 * float(used["used_cpu_user"] + used["used_cpu_sys"])
 

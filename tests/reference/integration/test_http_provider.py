@@ -220,7 +220,7 @@ def http_date(seconds):
     [
         ({"retry-after": "7"}, 7, 7),
         ({"retry-after": "1.5"}, 1.5, 1.5),
-        # Their clock is an hour ahead; without it, by ours, whenever the test comes to it.
+        # Their clock is an hour ahead; without a date ours counts, whenever the test gets here.
         ({"retry-after": http_date(3600 + 90), "date": http_date(3600)}, 89, 91),
         ({"retry-after": http_date(500)}, 1, 501),
         ({"retry-after": "Fri, 31 Dec 1999 23:59:59 GMT"}, 1, 1),

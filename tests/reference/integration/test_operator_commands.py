@@ -100,7 +100,7 @@ def test_an_unclear_call_is_listed_and_ended_by_a_human(database, capsys):
 
         return await calls.once("label/7", never)
 
-    # A request that may take 60 s, so that a slow machine sends it all the same; then nobody waits for those.
+    # A request may take 60 s, so that a slow machine still sends it; then nobody waits for those 60 s.
     with_calls(lose, longest=60)
     with_calls(look_again)
     assert outside_calls.main(["carrier"]) == 0

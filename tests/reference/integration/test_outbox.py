@@ -453,7 +453,7 @@ async def test_published_rows_do_not_slow_a_claim_down(store, scale, figures):
     plan = await plan_of_a_claim(store)
     assert "outbox_to_publish" in plan
     assert not re.search(r"Seq Scan on outbox|SCAN outbox(?! USING INDEX outbox_to_publish)", plan), plan
-    # The best of many is what it costs; the rest is who else used the machine meanwhile.
+    # The best of many is the cost; the rest is other load on the machine.
     assert min(full) < 2 * min(empty) + 0.5
     assert min(full) < min(naive)
     if rows == 1_000_000:
@@ -470,7 +470,7 @@ async def test_published_rows_do_not_slow_a_claim_down(store, scale, figures):
 
 
 async def best_of_claims(store):
-    """Milliseconds for a full batch; the slower ones are who else used the machine meanwhile."""
+    """Milliseconds for a full batch; the rest is other load on the machine."""
     took = []
     for _ in range(25):
         begun = time.perf_counter()
@@ -497,7 +497,7 @@ async def test_eight_times_the_backlog_does_not_slow_a_claim_down(store, scale, 
 
 
 async def test_events_held_by_quarantined_ones_cost_a_look_each_and_seldom(store, monkeypatch):
-    """By the index, whatever the planner knows: past 200,000 a set took 55 s per claim, looks 4 s on a busy
+    """By the index, whatever the planner knows: past 200,000 of them a set took 55 s per claim, looks 4 s on a busy
     machine, so most claims begin behind them."""
     never = "'infinity'" if is_postgres(store) else "9e999"
     await fill(store, range(20_000), "bad", subject="'bad-' || n", due_at=never)

@@ -94,7 +94,7 @@ def test_what_a_receiver_refused_is_listed_retried_in_its_place_and_discarded(da
 
 
 def test_every_failed_delivery_says_when_it_comes_again(database, caplog):
-    """Without a line a receiver that says 500 for hours is silence."""
+    """Without a line nobody notices a receiver that answers 500 for hours."""
     caplog.set_level("INFO", "outbox")
 
     class Failing:

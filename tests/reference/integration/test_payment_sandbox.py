@@ -119,7 +119,7 @@ async def test_every_fault_becomes_the_error_that_says_what_to_do(provider):
 
 @pytest.mark.parametrize("body", [{"error": "too many"}, "busy", None])
 async def test_an_answer_of_a_proxy_is_judged_by_its_status(body):
-    """An error that is no object was an AttributeError: Retry-After was not kept, and orders were cancelled."""
+    """An error that is not an object raised AttributeError: Retry-After was lost, and orders were cancelled."""
     answer = httpx2.Response(429, json=body, headers={"Retry-After": "7"})
     async with Payments("http://nowhere") as payments:
         played = httpx2.MockTransport(lambda request: answer)

@@ -21,7 +21,7 @@ from studyhall.patterns.saga import DbStep, Saga, SagaRunner, SagaStep
 from studyhall.patterns.saga import store as saga_store
 
 pytestmark = pytest.mark.needs_postgres
-# Debian keeps it off the PATH of people. Never a failure: what has to hold everywhere is in `test_store`.
+# Debian keeps it off users' PATH. Never a failure: what has to hold everywhere is in `test_store`.
 PROGRAM = shutil.which("pgbouncer", path="/usr/sbin:/usr/bin") or shutil.which("pgbouncer")
 COUNT = 40
 

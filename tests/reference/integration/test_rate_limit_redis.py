@@ -63,7 +63,7 @@ async def starts_of(client, queue):
 
 
 def windows_opened_by(starts, duration):
-    """The same windows for those who keep no account: one opens with the first start after the last has ended."""
+    """The same windows where nobody records them: one opens with the first start after the last has ended."""
     windows = []
     for start in starts:
         if not windows or start - windows[-1][0] >= duration:
@@ -248,7 +248,7 @@ class Shop:
 async def shop(url, directory, *limits, concurrency=10, queue="work", **worker):
     self = Shop()
     jobs = JobTypes()
-    policy = RetryPolicy(base=0.1, cap=1, attempts=1)  # a spent attempt would end the job: waiting must not
+    policy = RetryPolicy(base=0.1, cap=1, attempts=1)  # a consumed attempt would end the job: waiting must not
     jobs.register(name="work", payload=Work, handler=self.work, queue=queue, retry=policy)
     directory.mkdir(parents=True, exist_ok=True)
     store = open_store(f"sqlite:///{directory / 'shop.db'}")
@@ -272,8 +272,7 @@ def p95(values):
 async def test_light_tenant_waits_no_longer_behind_a_heavy_one(redis_url, tmp_path, scale, figures):
     """A heavy tenant adds far more than the workers can do, all the time; a light one now and then a job.
 
-    They are compared with those of a light tenant that is alone at the same moments: whatever else the machine does
-    slows both.
+    Its waits are compared with those of a light tenant that is alone at the same time: other load slows both.
     """
     light, seconds, concurrency = scale(20, 100), 0.3, 10
     client = worker_client(redis_url, AutoPipeline)
@@ -406,7 +405,7 @@ async def test_a_booked_turn_is_kept_for_its_job_and_paid_once(redis_url):
 
 
 async def test_tenant_over_budget_keeps_its_rate_order_and_attempts(redis_url, tmp_path, figures):
-    """No starvation, no herd, no attempt spent: every job of the heavy tenant runs, in turn, at the rate."""
+    """No starvation, no herd, no attempt consumed: every job of the heavy tenant runs, in turn, at the rate."""
     rate, burst, jobs = 12.0, 3, 40
     client = producer_client(redis_url)
     async with shop(redis_url, tmp_path, tenant_limit(client, rate, burst), concurrency=1) as at:
@@ -417,7 +416,7 @@ async def test_tenant_over_budget_keeps_its_rate_order_and_attempts(redis_url, t
             job.attemptsStarted for key in keys if (job := await at.producer.queue("work").getJob(f"work.{key}"))
         ]
     await client.aclose()
-    assert at.attempts == {1}, "an attempt was spent on waiting"
+    assert at.attempts == {1}, "waiting consumed an attempt"
     assert all(len(times) == 1 for times in at.started.values())
     ordered = sorted(starts)
     # In any stretch of time: at most the burst and what the rate gives. A start is seen a moment after its turn,

@@ -1,4 +1,4 @@
-"""What must not end a relay, nor cost an event that is innocent of it an attempt: on SQLite and on PostgreSQL."""
+"""What must neither end a relay nor consume an attempt of an innocent event, on SQLite and PostgreSQL."""
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,7 +22,7 @@ SOON = RetryPolicy(base=0.01, cap=0.02, attempts=3)
 
 
 class Sink:
-    """Accepts what `verdict` has nothing against."""
+    """Accepts what `verdict` does not refuse."""
 
     def __init__(self, verdict=lambda _: None):
         self.verdict = verdict

@@ -276,7 +276,7 @@ async def test_schedules_come_back_after_redis_lost_them_and_never_touch_those_o
     await service.producer.redis.delete(f"bull:q:repeat:a:{slot}")
     assert (await declared.heal(service.producer, service.store)).written == ["a"]
     assert await counts(service.producer.queue("q")) == {"delayed": 1}
-    # A newer instance changed it: the older one keeps its hands off.
+    # A newer instance changed it: the older one leaves it alone.
     await service.apply(Schedule("a", "tick", cron="0 5 * * *"))
     newer = await service.next_slot("a")
     assert (await declared.heal(service.producer, service.store)).written == []
@@ -285,7 +285,7 @@ async def test_schedules_come_back_after_redis_lost_them_and_never_touch_those_o
 
 @pytest.mark.parametrize("when", [{"every": 1}, {"cron": "* * * * * *"}])
 async def test_a_slot_noted_by_a_clock_that_was_ahead_silences_nobody(service, when):
-    """As a worker an hour ahead left it that judged slots by its own clock: last and next slot in the future."""
+    """As left by a worker an hour ahead that judged slots by its own clock: last and next slot in the future."""
     schedule = Schedule("a", "tick", **when)
     declared = service.schedules(schedule)
     await declared.apply(service.producer, service.store)
@@ -348,7 +348,7 @@ async def test_ten_days_without_a_worker_are_counted_to_the_last_tick_while_the_
 
 
 async def test_a_changed_definition_counts_from_the_change(service):
-    """A nightly job becomes one of every second: the seconds since last night were never its slots."""
+    """A nightly job now runs every second: the seconds since last night were never its slots."""
     nightly = Schedule("a", "tick", cron="0 3 * * *")
     await service.apply(nightly)
     last = nightly.cadence.next_after((time.time() - 86_400) * 1000)

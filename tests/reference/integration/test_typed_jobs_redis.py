@@ -75,7 +75,7 @@ async def test_a_job_nobody_knows_fails_at_once_where_the_if_else_worker_complet
     assert sorted(done["naive"]) == sorted([*good, "a"]), "and it ran data of a version it does not know"
     assert counts["typed"] == {"completed": GOOD, "failed": len(BAD)}
     assert done["typed"] == good, "neighbours go on"
-    assert runs["typed"] == len(BAD) + GOOD, "one run each: no attempt is spent on what can never pass"
+    assert runs["typed"] == len(BAD) + GOOD, "one run each: what can never pass consumes no attempt"
     figures(
         "typed-jobs",
         name="unknown and malformed jobs",

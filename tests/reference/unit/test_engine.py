@@ -33,7 +33,7 @@ from studyhall.patterns.engine import server as engine
 
 @pytest.fixture
 def ensure(monkeypatch):
-    """`ensure_redis` whose servers are given up, and seen to end, after the test."""
+    """`ensure_redis`; its servers are released, and seen to end, after the test."""
     monkeypatch.delenv("REDIS_URL", raising=False)
     used = []
 

@@ -1,4 +1,4 @@
-"""Words about an error can be stored and sent anywhere, whatever the error is."""
+"""The text of an error can be stored and sent anywhere, whatever the error is."""
 
 from hypothesis import given
 from hypothesis import strategies as st

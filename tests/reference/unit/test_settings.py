@@ -117,7 +117,7 @@ def test_eight_processes_that_start_at_once_make_one_key(tmp_path):
 
 
 def test_the_data_dir_is_for_its_user_alone_and_a_folder_of_others_is_left_as_it_is(tmp_path):
-    """Also one that an earlier version made for everybody to read; it is known by its signing key."""
+    """Also one that an earlier version made readable for all; its signing key identifies it."""
     made, old, foreign = (Settings(data_dir=tmp_path / name) for name in ("made", "old", "foreign"))
     for settings in (old, foreign):
         settings.data_dir.mkdir(mode=0o755)

@@ -15,7 +15,7 @@ from nats.js.api import ConsumerConfig
 
 
 async def connected():
-    # Of NATS itself: it would try for two minutes, and print what failed with a traceback.
+    # By default the client tries for two minutes and prints tracebacks.
     async def quiet(_: Exception) -> None:
         pass
 
