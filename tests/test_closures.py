@@ -140,7 +140,7 @@ def test_no_pattern_imports_a_composition(module):
 
 
 @pytest.mark.parametrize("package", HEAVY)
-def test_heavy_packages_are_imported_where_it_is_said(package):
+def test_heavy_packages_are_imported_only_where_allowed(package):
     users = {module for module in EVERY if package in catalogue.imports(module)[1]}
     assert users == HEAVY[package]
 

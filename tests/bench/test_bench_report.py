@@ -67,7 +67,7 @@ def test_medians_spreads_ratios_and_shares_are_in_the_table():
     assert "×" not in huey, "no ratio for rounds that disagree that much"
 
 
-def test_settings_machine_and_what_is_missing_are_said():
+def test_settings_machine_and_gaps_are_reported():
     text = report.markdown(run(**STEADY), {"throughput": "throughput.svg"})
     for shown in (
         "as it comes",
@@ -81,7 +81,7 @@ def test_settings_machine_and_what_is_missing_are_said():
         assert shown in text
 
 
-def test_targets_are_met_or_missed_by_so_much():
+def test_targets_say_by_how_much_they_are_met_or_missed():
     verdicts = {(t.text, t.wanted): t.verdict for t in targets(run(**STEADY))}
     assert verdicts["full pipeline, no-op jobs", "≥ 3.5 × Stock"] == "missed by 1.00 ×"
     assert verdicts["full pipeline, no-op jobs", "≥ 0.3 × Node"] == "met"
@@ -101,7 +101,7 @@ def test_one_lost_job_in_one_round_misses_the_target():
     assert verdicts["jobs duplicated by the kills"] == "met"
 
 
-def test_what_a_peer_does_not_have_is_a_dash_and_words_are_kept():
+def test_a_missing_value_is_a_dash_and_words_are_kept():
     data = run(**STEADY)
     lab = SimpleNamespace(failures={})
     rows = {"stock": {"lost": None, "duplicated": "does not say"}, "node": {"lost": 3, "duplicated": 0}}

@@ -93,7 +93,7 @@ def test_a_worker_that_ends_is_an_error_with_what_it_said(lab):
             bench.finished(1, workers, timeout=60)
 
 
-def test_a_peer_that_cannot_be_installed_is_said_and_left_out(tmp_path, monkeypatch):
+def test_a_peer_that_cannot_be_installed_is_reported_and_left_out(tmp_path, monkeypatch):
     for name in ("gone", "queuesmith"):
         (tmp_path / "peers" / name).mkdir(parents=True)
         text = (PEERS / "queuesmith" / "peer.toml").read_text()

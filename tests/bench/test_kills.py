@@ -32,7 +32,7 @@ def soon(monkeypatch):
 
 
 @pytest.mark.fault
-def test_kills_double_the_ordinary_insert_and_nothing_of_the_pipeline(lab, soon):
+def test_kills_duplicate_the_ordinary_insert_and_nothing_of_the_pipeline(lab, soon):
     with ThreadPoolExecutor(2) as turns:
         pipeline, bare = turns.map(
             lambda name: kills.survive(lab, Peer.load(name), jobs=80, kills=2, limit=90, seed=1), OURS

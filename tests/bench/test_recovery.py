@@ -22,5 +22,5 @@ def test_a_killed_job_is_seen_to_start_again(lab, monkeypatch):
 
 
 @pytest.mark.fault
-def test_a_job_that_does_not_come_back_in_time_is_said_to_take_longer(lab):
+def test_a_job_that_does_not_come_back_in_time_is_reported_as_longer(lab):
     assert recovery.recover(lab, lab.peers[0], limit=1, lowered=False) == "> 1"

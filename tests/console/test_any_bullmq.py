@@ -396,7 +396,7 @@ def test_everything_needs_the_token_in_a_header_and_guessing_ends(server, tmp_pa
             statuses = [guess.get("/admin/session").status_code for _ in range(14)]
             assert (statuses[:10], statuses[-1]) == ([401] * 10, 429)
             right = guess.get("/admin/session", headers={"authorization": f"Bearer {TOKEN}"})
-            assert (right.status_code, int(right.headers["retry-after"]) <= 6) == (429, True), "so is a right one"
+            assert (right.status_code, int(right.headers["retry-after"]) <= 6) == (429, True), "the right token, too"
             assert bare.get("/").status_code == 200
         with client_of(console) as client:
             foreign = {"origin": "https://evil.example"}
@@ -406,7 +406,7 @@ def test_everything_needs_the_token_in_a_header_and_guessing_ends(server, tmp_pa
 
 
 @pytest.mark.needs_browser
-def test_redis_away_is_said_and_the_token_is_as_good_as_before(tmp_path, open_page):
+def test_an_outage_of_redis_is_shown_and_the_token_stays_valid(tmp_path, open_page):
     own = RedisServer.start()
     url = f"sqlite:///{tmp_path / 'service.db'}"
     make_store(url)

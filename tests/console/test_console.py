@@ -108,7 +108,7 @@ def test_token_is_refused_then_accepted_and_never_in_an_address(hall, open_page)
     another.get_by_text("This view needs the admin token").wait_for()
 
 
-def test_dead_letters_are_replayed_one_and_many_and_purged_by_word(hall, open_page, tmp_path):
+def test_dead_letters_are_replayed_alone_or_together_and_purged(hall, open_page, tmp_path):
     repaired = hall.upload(damaged(tmp_path))
     page = open_page(hall, "#/letters", token=True)
     letters_view(page, 1)
@@ -208,7 +208,7 @@ def restored(hall):
     hall.start_api()
 
 
-def test_restart_of_the_api_is_announced_and_outlived(restored, open_page):
+def test_restart_of_the_api_is_announced_and_survived(restored, open_page):
     hall = restored
     page = open_page(hall, "#/documents", token=True)
     page.watched.expect("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_EMPTY_RESPONSE", "403")

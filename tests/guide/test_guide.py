@@ -262,7 +262,7 @@ def test_home_is_a_quickstart_a_chooser_and_a_chart_of_the_peers(guide):
     assert "Queuesmith, full pipeline: nothing" in charts[0]
 
 
-def test_what_was_not_measured_is_said_never_filled_in(bare):
+def test_what_was_not_measured_is_named_never_filled_in(bare):
     assert 'data-measured="none"' in bare.text("patterns/saga/")
     assert "not measured yet" in bare.text("patterns/saga/")
     operations = bare.text("operations/")
@@ -336,6 +336,6 @@ def test_the_demo_of_the_readme_is_small_whole_and_recorded_by_the_script():
     assert readme.index("assets/demo.svg") < readme.index("make demo ") < readme.index("## Three ways in")
 
 
-def test_what_is_not_proven_is_told_from_the_readme_and_the_home_page():
+def test_what_is_not_proven_is_linked_from_the_readme_and_the_home_page():
     assert "(guide/pages/not-proven.md)" in (ROOT / "README.md").read_text()
     assert "(page:not-proven)" in (ROOT / "guide" / "pages" / "index.md").read_text()

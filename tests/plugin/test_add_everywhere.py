@@ -139,7 +139,7 @@ def test_a_pattern_alone_passes_its_tests_with_exactly_what_was_printed(environm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_came_along_passes_in_every_layout(environment, add, tmp_path, layout):
+def test_added_tests_pass_in_every_layout(environment, add, tmp_path, layout):
     added_alone(environment, add, tmp_path / "project", layout, *QUICK)
 
 
@@ -181,7 +181,7 @@ KNOWN_MARKS = {"asyncio", "filterwarnings", "parametrize", "skip", "skipif", "us
 KNOWN_FIXTURES = {"caplog", "capfd", "capsys", "monkeypatch", "request", "tmp_path", "tmp_path_factory"}
 
 
-def test_no_test_that_comes_along_uses_a_mark_or_fixture_that_only_we_have():
+def test_no_added_test_uses_a_mark_or_fixture_that_only_we_have():
     """In a user's project that is a warning or, with --strict-markers, an error."""
     patterns = [catalogue.find(ident) for ident in EVERY]
     tests = proofs.proofs_of(patterns, {module for each in patterns for module in each.modules})

@@ -211,7 +211,7 @@ def test_a_fault_that_hit_nothing_is_not_called_held(parcels, card_of):
     assert not card.proved
 
 
-def test_requests_that_carry_no_key_of_a_job_are_told_and_not_called_held(parcels, card_of):
+def test_requests_without_the_key_of_a_job_are_reported_and_not_called_held(parcels, card_of):
     """Under a hash alone nobody could tell that a label was bought twice."""
     row = next(row for row in card_of(parcels("nameless"), "kill-at-effect").rows if row.fault == "kill-at-effect")
     assert row.verdict == "hit nothing"

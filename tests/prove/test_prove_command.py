@@ -121,7 +121,7 @@ def test_only_none_tries_the_set_up_and_a_terminal_sees_a_bar(tmp_path, capsys, 
         ("reliable", ""),
     ],
 )
-def test_what_to_read_is_of_the_stack(service, page):
+def test_pages_to_read_belong_to_the_stack(service, page):
     spec = load(SERVICES / service / "prove.toml")
     assert page_of(spec) == page
     broken = [Broken("stuck", "1 of 8"), Broken("duplicated", "1 of 8")]

@@ -106,7 +106,7 @@ def test_the_story_of_a_duplicate_names_the_moments(parcels, card_of):
     assert again == bought
 
 
-def test_an_error_that_is_printed_and_caught_is_no_visible_failure_and_its_job_is_lost(card_of, tmp_path):
+def test_an_error_that_is_caught_and_printed_is_not_visible_and_its_job_is_lost(card_of, tmp_path):
     """Seen on a repair: BullMQ counts such a job as completed, and nobody will ever try again."""
     folder = shutil.copytree(SERVICES / "stock_bullmq", tmp_path / "service")
     worker = (folder / "worker.py").read_text()

@@ -80,7 +80,7 @@ def test_of_several_providers_a_job_is_done_when_each_has_done_it(world, shop):
     assert seen(Probe("provider", "shop mail"), world) == {"k1": 1}
 
 
-def test_what_cannot_be_read_is_said(world, tmp_path):
+def test_what_cannot_be_read_is_named(world, tmp_path):
     for probe, says in (
         (Probe("sql", f"sqlite:///{tmp_path}/none.db", "select 1"), "there is no"),
         (Probe("redis", "NOSUCH"), "unknown command"),

@@ -27,7 +27,7 @@ def _patterns(monkeypatch):
 @pytest.mark.parametrize(
     ("folder", "faults"), [(RELIABLE, ("kill-at-effect",)), (STUDYHALL, ("kill-at-effect", "lost", "redis-restart"))]
 )
-def test_our_own_keep_their_promises(folder, faults, card_of):
+def test_our_own_services_keep_their_promises(folder, faults, card_of):
     """A worker with markers; StudyHall's orders: answers lost, the worker dead after the charge, Redis restarted."""
     card = card_of(load(folder / "prove.toml"), *faults)
     assert {row.verdict for row in card.rows} == {"held"}, as_text(card)
@@ -36,7 +36,7 @@ def test_our_own_keep_their_promises(folder, faults, card_of):
 @pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("folder", [RELIABLE, STUDYHALL])
-def test_our_own_keep_their_promises_under_every_fault(folder, card_of, monkeypatch):
+def test_our_own_services_keep_their_promises_under_every_fault(folder, card_of, monkeypatch):
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "1")
     card = card_of(load(folder / "prove.toml"))
     assert not card.broken, as_text(card)

@@ -143,7 +143,7 @@ def test_start_alone_lists_the_recipes(capsys):
         "weight: float": "is the key: it is a str or an int",
     }.items(),
 )
-def test_fields_that_cannot_be_are_refused_with_what_to_write(fields, why):
+def test_invalid_fields_are_refused_with_what_to_write(fields, why):
     with pytest.raises(Refused, match=why):
         parse_fields(fields)
 

@@ -86,7 +86,7 @@ def test_recipes_and_stacks_have_only_the_faults_they_show():
 
 
 @pytest.mark.parametrize("stack", ["asynq", "bullmq-ts", "celery"])
-def test_naive_twins_are_found_out(stack):
+def test_naive_twins_are_found(stack):
     assert review_jobs.review([ROOT / "reference" / "stacks" / stack / "naive"])
 
 
@@ -106,7 +106,7 @@ def test_finding_can_be_silenced_with_a_reason(tmp_path):
     assert findings(tmp_path) == {("a.py", 5, "task-not-held")}
 
 
-def test_socket_timeout_is_no_finding_before_redis_py_8(tmp_path):
+def test_socket_timeout_is_not_a_finding_before_redis_py_8(tmp_path):
     code = "import redis\n\nclient = redis.Redis.from_url(url)\nclient.xread({}, block=5000)\n"
     (tmp_path / "a.py").write_text(code)
     assert findings(tmp_path) == {("a.py", 3, "redis-default-timeout")}

@@ -213,7 +213,7 @@ def test_skill_is_valid_by_the_reference_library(path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_linter_of_skills_and_plugins_is_content():
+def test_linter_of_skills_and_plugins_finds_nothing():
     done = subprocess.run([BIN / "skillsaw", "lint", ROOT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"Errors:\s+0\s+Warnings:\s+0", done.stdout), done.stdout

@@ -274,7 +274,7 @@ process.exit(0);
         assert ran == (kinds if works else [])
 
 
-def test_what_bullmq_5_and_6_do_otherwise(own_redis):
+def test_where_bullmq_5_and_6_differ(own_redis):
     script = """
 const queue = new Queue('VERSION', { connection });
 let ticks = 0;

@@ -196,7 +196,7 @@ def test_a_renamed_package_is_found_and_no_file_is_written_into_the_old_one(queu
     assert "0 of" in queuesmith("diff", root=newer).stdout
 
 
-def test_modules_that_are_nowhere_to_be_found_are_told_and_not_brought_back(queuesmith, shop):
+def test_missing_modules_are_reported_and_not_restored(queuesmith, shop):
     queuesmith("add", "retry", "--into", "src/shop", "--no-tests")
     shutil.rmtree(shop / "src/shop/patterns")
     assert "None of the 6 modules" in queuesmith("diff", code=1).stdout

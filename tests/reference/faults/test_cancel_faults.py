@@ -136,7 +136,7 @@ async def test_waiting_and_delayed_jobs_never_run_and_end_at_once(bench):
     assert await bench.dead_letters() == 0
 
 
-async def test_too_late_is_said_and_the_result_stands(bench):
+async def test_too_late_is_answered_and_the_result_stands(bench):
     ref = await bench.add("fast")
     await bench.worker()
     assert await bench.result(ref) == {"done": ref.id}

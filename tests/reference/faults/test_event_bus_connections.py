@@ -119,7 +119,7 @@ async def test_connection_that_swallows_every_byte_is_replaced_within_20_seconds
 
 
 @pytest.mark.parametrize("kind", [pytest.param("kafka", marks=pytest.mark.full), "kafka-ordered"])
-async def test_kafka_brokers_that_stand_still_are_no_crash_and_start_no_handler_beside_itself(kind, any_kafka):
+async def test_kafka_brokers_that_stand_still_are_not_a_crash_and_start_no_handler_beside_itself(kind, any_kafka):
     brokers = any_kafka
     bus = open_bus(kind, brokers.url, f"t{uuid.uuid4().hex[:10]}")
     hands = Hands(3)

@@ -52,7 +52,7 @@ def test_a_document_goes_through_and_its_results_can_be_read(hall):
     assert made.json()["id"] in [row["id"] for row in hall.client.get("/documents").json()]
 
 
-def test_who_waits_gets_the_end_and_who_is_impatient_gets_the_id(hall):
+def test_a_client_that_waits_gets_the_result_and_an_impatient_one_the_id(hall):
     waited = upload(hall, prefer="wait=25")
     assert waited.status_code == 201
     assert waited.headers["preference-applied"] == "wait=25"
@@ -80,7 +80,7 @@ def test_the_same_key_is_the_same_upload_and_another_body_is_refused(hall):
         (b"<!doctype html><script>alert(1)</script>", "page.txt", 415),
     ],
 )
-def test_what_a_file_is_is_told_by_its_content(hall, content, name, status):
+def test_the_type_of_a_file_comes_from_its_content(hall, content, name, status):
     refused = upload(hall, content, name)
     assert refused.status_code == status
     assert refused.headers["content-type"] == PROBLEM

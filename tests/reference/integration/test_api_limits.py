@@ -39,7 +39,7 @@ def api(tmp_path_factory, redis):
         yield standing
 
 
-def test_guessing_the_admin_token_is_answered_429_and_a_right_guess_is_not_told(tmp_path, redis):
+def test_guessing_the_admin_token_is_answered_429_and_so_is_a_right_guess(tmp_path, redis):
     with standing_api(tmp_path, redis.url, worker=False) as api:
         guesses = [
             api.client.get("/admin/queues", headers={"authorization": f"Bearer guess {number}"}).status_code

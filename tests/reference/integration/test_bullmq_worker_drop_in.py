@@ -140,7 +140,7 @@ async def test_metrics_count_what_ended(redis_url, redis_server):
     assert numbers == ["2", "1"]
 
 
-async def test_a_listener_can_be_taken_off(redis_url):
+async def test_a_listener_can_be_removed(redis_url):
     heard = []
 
     def listener(job, result):

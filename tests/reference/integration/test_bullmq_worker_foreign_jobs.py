@@ -175,7 +175,7 @@ async def test_a_foreign_job_ends_in_one_visible_state_and_its_neighbours_run(re
         }
 
 
-async def test_an_id_whose_key_is_no_hash_leaves_the_queue_and_its_neighbours_run(redis_url, redis_server):
+async def test_an_id_whose_key_is_not_a_hash_leaves_the_queue_and_its_neighbours_run(redis_url, redis_server):
     """It came back as stalled forever: no script can end what is not a job."""
     runs = []
     errors = []

@@ -32,7 +32,7 @@ async def state(breaker):
     return (await breaker.state()).state
 
 
-async def test_opens_after_so_many_failures_and_closes_after_a_good_probe(redis):
+async def test_opens_after_enough_failures_and_closes_after_a_good_probe(redis):
     breaker = CircuitBreaker(redis, "p", failures=3, cooldown=0.3)
     await fail(breaker, Transient(), 2)
     assert await state(breaker) == "closed"

@@ -89,7 +89,7 @@ async def test_a_reference_that_leads_elsewhere_is_refused(tmp_path, ref):
         await Blobs(tmp_path).read(Claim(ref=ref, size=1, sha256="0" * 64))
 
 
-async def test_owners_that_are_no_file_names_are_refused(tmp_path):
+async def test_owners_that_are_not_file_names_are_refused(tmp_path):
     for owner in (("..", "x"), ("a/b", "x"), ("a", ""), ("a", "x" * 300)):
         with pytest.raises(ValueError, match="owner"):
             await Blobs(tmp_path).put(b"x", owner)

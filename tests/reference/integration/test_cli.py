@@ -297,7 +297,7 @@ def test_waiting_without_a_worker_says_what_is_missing(redis_url, tmp_path, spaw
     until_sync(lambda: not asyncio.run(somebody_works()), 10, "the connections of the worker are gone")
 
 
-def test_a_port_that_is_taken_is_said_in_one_line(studyhall):
+def test_a_taken_port_is_reported_in_one_line(studyhall):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ran = studyhall("api", "--port", port)

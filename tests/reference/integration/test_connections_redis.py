@@ -158,7 +158,7 @@ async def test_drain_returns_while_redis_is_down(own_redis):
         assert time.monotonic() - started < 15
 
 
-async def test_wrong_password_raises_instead_of_retrying_for_ever(make_redis):
+async def test_wrong_password_raises_instead_of_retrying_forever(make_redis):
     server = make_redis(requirepass="right")
     worker = ReliableWorker("q", nothing, url=server.url.replace("right", "wrong"), on_error=lambda e: None)
     with pytest.raises(RuntimeError, match="credentials"):

@@ -139,7 +139,7 @@ async def test_redis_consumers_end_whenever_they_are_told_to(redis, seed):
 async def _ignore(_): ...
 
 
-async def test_redis_body_that_is_no_text_does_not_harm_its_batch(redis):
+async def test_redis_body_that_is_not_text_does_not_harm_its_batch(redis):
     bus = RedisStreamsBus(redis)
     seen = []
 

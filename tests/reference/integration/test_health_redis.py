@@ -114,7 +114,7 @@ async def test_a_queue_with_jobs_and_no_worker_is_unattended(redis_url, redis):
             go_on.set()
 
 
-async def test_who_may_not_list_connections_is_told_of_no_worker_count(redis_url, redis):
+async def test_a_user_who_may_not_list_connections_gets_no_worker_count(redis_url, redis):
     await redis.acl_setuser(
         "watcher", enabled=True, passwords=["+of-the-tests"], keys="*", commands=["+@all", "-client|list"]
     )
@@ -305,7 +305,7 @@ async def test_a_database_without_a_column_of_this_code_is_not_ready(store):
     assert await problems(database=lambda: ping(store)) == {}
 
 
-async def test_memory_is_a_share_of_what_the_server_may_use_and_unknown_to_who_may_not_ask(redis_url, redis):
+async def test_memory_is_a_share_of_what_the_server_may_use_and_unknown_without_the_right_to_ask(redis_url, redis):
     used = int((await redis.info("memory"))["used_memory"])
     of_the_machine = (await measure(redis, [])).signals()["redis.memory"]
     assert 0 < of_the_machine < 0.5

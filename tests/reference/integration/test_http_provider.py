@@ -257,7 +257,7 @@ async def test_nobody_listening_is_transient():
         await provider.close()
 
 
-async def test_address_that_is_none_is_permanent():
+async def test_invalid_address_is_permanent():
     provider = HttpProvider(ChatCompletions(), base_url="ftp://127.0.0.1", api_key=KEY, model="m")
     with pytest.raises(ProviderRefused):
         await provider.concept_graph(TEXT, **options())

@@ -93,12 +93,12 @@ async def _ended(queue):
     return sum(counts.values()) == 3
 
 
-async def test_more_jobs_than_their_connections_serve_is_said_at_the_start(store):
+async def test_too_few_connections_for_the_jobs_are_reported_at_the_start(store):
     assert await crowded(store, 400) is None
     assert "401 jobs at once share 8 connections" in str(await crowded(store, 401))
 
 
-async def test_a_postgresql_without_connections_to_give_is_said_at_the_start(postgres_url):
+async def test_a_postgresql_without_free_connections_is_reported_at_the_start(postgres_url):
     store = open_store(postgres_url)
     try:
         assert await crowded(store, 20) is None

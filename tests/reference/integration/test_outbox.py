@@ -196,7 +196,7 @@ async def test_a_bus_that_is_away_costs_nobody_an_attempt(store, how):
     assert (relay.counts.quarantined, relay.counts.failed) == (0, 0)
 
 
-async def test_a_rate_limited_event_waits_as_asked_without_spending_attempts(store):
+async def test_a_rate_limited_event_waits_as_asked_and_consumes_no_attempt(store):
     await put(store, event("a"), event("b"))
     limited = iter([RateLimited(retry_after=0.1)] * 4)
     sink = Sink(lambda e: next(limited, None) if e.id == "a-1" else None)
@@ -266,7 +266,7 @@ async def test_many_relays_with_random_failures_keep_every_aggregate_in_order_an
     assert sum(relay.counts.published > 0 for relay in relays) >= 3
 
 
-async def test_stop_finishes_the_publish_in_flight_and_gives_the_rest_back(store):
+async def test_stop_finishes_the_publish_in_flight_and_releases_the_rest(store):
     await put(store, *(event("a", n) for n in range(5)))
     started, go_on = asyncio.Event(), asyncio.Event()
 

@@ -65,7 +65,7 @@ async def test_key_with_another_body_is_refused(provider):
             await payments.refund("r", charge_key="other")
 
 
-async def test_refund_of_what_never_arrived_makes_it_refused_for_ever(provider):
+async def test_a_charge_that_was_refunded_before_it_arrived_is_refused_forever(provider):
     async with Payments(provider.url) as payments:
         assert (await payments.refund("r", charge_key="k"))["status"] == "voided"
         with pytest.raises(Permanent, match="409 voided"):

@@ -147,7 +147,7 @@ async def test_what_was_trimmed_is_told_as_a_gap(redis_url, queue):
         await back.stop()
 
 
-async def test_a_redis_that_lost_its_data_is_told_as_a_gap_and_goes_on(redis_url, queue):
+async def test_a_redis_that_lost_its_data_is_reported_as_a_gap_and_goes_on(redis_url, queue):
     async with streaming(redis_url) as stream:
         reader = Reader(stream)
         await asyncio.sleep(0.05)
@@ -180,7 +180,7 @@ async def test_a_restart_of_redis_is_waited_out(own_redis):
         await reader.stop()
 
 
-async def test_a_quiet_stream_beats_and_nonsense_ids_are_no_error(redis_url):
+async def test_a_quiet_stream_sends_heartbeats_and_nonsense_ids_are_not_an_error(redis_url):
     async with streaming(redis_url) as stream:
         for nonsense in ("", "x", "alpha:", "alpha:1", "alpha:9" * 5_000, "gamma:1-1", "alpha:1-1,,beta", "🦆"):
             async with asyncio.timeout(5):

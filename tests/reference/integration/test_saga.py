@@ -146,7 +146,7 @@ async def test_transient_errors_are_retried_under_one_key_then_compensated(store
     assert keys.isdisjoint({ctx.key for ctx in world.contexts["a"]})
 
 
-async def test_rate_limit_waits_as_told_and_spends_no_attempt(store):
+async def test_rate_limit_waits_as_told_and_consumes_no_attempt(store):
     busy = [RateLimited(retry_after=0.01) for _ in range(2)]
     world = World(a=[*busy, {"id": 1}])
     runner = await started(store, Saga("trip", [world.step("a", retry=RetryPolicy(attempts=1, max_age=60))]))
@@ -227,7 +227,7 @@ async def test_undo_that_gives_up_waits_for_a_human_who_marks_it_undone(store):
     ]
 
 
-async def test_repair_retry_gives_the_attempts_back(store):
+async def test_repair_retry_restores_the_attempts(store):
     world = World(b=[Permanent("no")], **{"undo b": [Permanent("closed"), {}]})
     runner = await started(store, Saga("trip", [world.step("a"), world.step("b")]))
     assert (await settled(runner)).state == "needs_repair"
@@ -330,7 +330,7 @@ async def test_runner_leaves_sagas_it_does_not_know_to_others(store):
     assert (await settled(first)).state == "completed"
 
 
-async def test_stop_finishes_the_step_and_hands_the_saga_back_at_once(store):
+async def test_stop_finishes_the_step_and_releases_the_saga_at_once(store):
     world = World()
     saga = Saga("trip", [world.step("a"), world.step("b")])
     runner = await started(store, saga)

@@ -184,7 +184,7 @@ async def test_a_wait_after_a_task_group_that_failed_is_a_wait_like_any_other(be
         assert await asyncio.create_task(caller()) == {"number": 1}
 
 
-async def test_a_cancelled_job_is_told_as_cancelled(bench):
+async def test_a_cancelled_job_is_reported_as_cancelled(bench):
     ref = await bench.add(1)
     await cancel(bench.producer.redis, bench.store, ref.queue, ref.id, "changed my mind")
     async with bench.worker():

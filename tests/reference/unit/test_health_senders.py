@@ -186,7 +186,7 @@ async def test_a_receiver_is_named_by_one_address():
 
 
 @pytest.mark.parametrize("url", ["ftp://secret@host/", "smtp://user:secret@host/", "https:", "secret"])
-def test_an_address_that_is_none_is_refused_without_being_shown(url):
+def test_an_invalid_address_is_refused_without_being_shown(url):
     with pytest.raises(ValueError, match="is not one of") as refused:
         senders.sender(url)
     assert "secret" not in str(refused.value).replace("'secret'", "")

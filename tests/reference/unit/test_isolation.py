@@ -65,7 +65,7 @@ async def test_errors_keep_their_class_and_what_they_carry(pool, work, how, kind
     assert await pool.run(work.add, 1, 1) == 2, "an error is no reason to lose the child"
 
 
-async def test_an_error_that_cannot_travel_is_told_in_words(pool, work):
+async def test_an_error_that_cannot_travel_is_described_in_words(pool, work):
     with pytest.raises(IsolatedError, match="fail raised Awkward: awkward indeed"):
         await pool.run(work.fail, "awkward")
 

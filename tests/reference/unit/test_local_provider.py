@@ -269,5 +269,5 @@ def test_sentences_end_where_a_reader_would_end_them():
     ]
 
 
-def test_headings_are_no_sentences():
+def test_headings_are_not_sentences():
     assert sentences("The water cycle\n\nWater moves all the time.") == ["Water moves all the time."]

@@ -177,7 +177,7 @@ def test_the_naive_line_with_the_whole_payload_leaks_and_ours_does_not(output, f
     )
 
 
-def test_what_is_no_secret_stays_readable():
+def test_what_is_not_secret_stays_readable():
     for plain in (
         "document-processing",
         "2026-11-16T12:00:00.123Z",

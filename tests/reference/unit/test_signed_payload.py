@@ -98,7 +98,7 @@ def test_a_lone_surrogate_in_the_signature_is_a_forgery_and_not_a_crash():
 
 
 @pytest.mark.parametrize("data", [None, [], "text", 7, {}])
-def test_data_that_is_no_object_is_a_forgery(data):
+def test_data_that_is_not_an_object_is_a_forgery(data):
     with pytest.raises(ForgedJob, match="not signed"):
         Signer([OLD]).verify("n", "i", data)
 
