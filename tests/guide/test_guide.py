@@ -281,7 +281,7 @@ def test_the_benchmark_and_operations_pages_show_the_results_of_the_file(bare):
 
 
 def test_without_npm_the_diagrams_are_text_and_the_build_says_so(bare):
-    assert "diagrams are shown as text" in bare.said
+    assert "diagrams are shown as text" in bare.output
     assert not (bare.folder / "assets" / "mermaid.min.js").exists()
     assert 'data-qs-mermaid="no"' in bare.text("patterns/retry/")
     assert "sequenceDiagram" in bare.text("patterns/retry/")

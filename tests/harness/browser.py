@@ -180,7 +180,7 @@ class Watched:
         self.foreign: list[str] = []
         self.expected: tuple[str, ...] = ()
         host = urlsplit(home).netloc
-        page.on("console", self._said)
+        page.on("console", self._on_console)
         page.on("pageerror", lambda error: self.errors.append(f"script: {error}"))
         page.on("dialog", self._asked)
         page.on("request", lambda request: self._requested(request.url, host))
@@ -194,7 +194,7 @@ class Watched:
         assert wrong == []
         assert self.foreign == [], "the console may talk to its own server only"
 
-    def _said(self, message: Any) -> None:
+    def _on_console(self, message: Any) -> None:
         if message.type in ("error", "warning"):
             self.errors.append(f"{message.type}: {message.text}")
 

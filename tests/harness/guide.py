@@ -43,8 +43,8 @@ class Document(html.parser.HTMLParser):
 class Guide:
     """A built guide in a folder."""
 
-    def __init__(self, folder: Path, said: str) -> None:
-        self.folder, self.said = folder, said
+    def __init__(self, folder: Path, output: str) -> None:
+        self.folder, self.output = folder, output
         self.url = ""
 
     def addresses(self) -> list[str]:

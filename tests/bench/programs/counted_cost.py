@@ -74,12 +74,12 @@ class Cost:
     """By `counter`, per job."""
 
     def __init__(self, counter):
-        self._counter, self.found = counter, {}  # type: ignore[var-annotated]
+        self._counter, self.costs = counter, {}  # type: ignore[var-annotated]
 
     async def of(self, name, work):
         self._counter.start()
         await work
-        self.found[name] = round(self._counter.stop() / COUNTED, 1)
+        self.costs[name] = round(self._counter.stop() / COUNTED, 1)
 
     def executions(self, name):
         """A function to call in every job, and when it has counted from job WARM to job WARM + COUNTED."""
@@ -91,7 +91,7 @@ class Cost:
             if jobs == WARM:
                 self._counter.start()
             elif jobs == WARM + COUNTED:
-                self.found[name] = round(self._counter.stop() / COUNTED, 1)
+                self.costs[name] = round(self._counter.stop() / COUNTED, 1)
                 done.set()
 
         return ran, done
@@ -176,7 +176,7 @@ async def main(redis, url, out=""):
     our_cost, stock_cost = Cost(counter), Cost(counter)
     await ours(our_cost, redis, url)
     await stock(stock_cost, redis)
-    print(json.dumps({"ours": our_cost.found, "stock": stock_cost.found}), flush=True)
+    print(json.dumps({"ours": our_cost.costs, "stock": stock_cost.costs}), flush=True)
 
 
 uvloop.run(main(*sys.argv[1:]))
