@@ -173,7 +173,7 @@ SHARED = {"NotSigned"}  # the same thing, in two patterns that come alone
 
 
 def test_a_class_has_a_name_of_its_own():
-    """One word, one thing: whoever knows `Step` or `Lease` from one module knows it from all of them."""
+    """One word, one thing: `Step` or `Lease` is the same in every module."""
     classes, others = Counter[str](), set()
     for path in (ROOT / "reference" / "studyhall").rglob("*.py"):
         for node in ast.parse(path.read_text()).body:
@@ -189,7 +189,7 @@ def test_a_class_has_a_name_of_its_own():
 
 def unread(module):
     """Parameters of public functions and methods that their body does not read, and fields of public dataclasses that
-    nothing of ours reads: a field may be part of an answer, so it counts wherever it is read."""
+    nothing of ours reads; a field counts wherever it is read."""
     tree = ast.parse((MODULES / module).read_text())
     names = []
     for owner, function in _functions(tree.body):

@@ -67,7 +67,7 @@ def test_no_symlinks():
 
 
 def test_repository_stays_small():
-    """All of it is copied into the cache of everybody who installs the plugin."""
+    """Every installation of the plugin copies all of it."""
     sizes = {path: path.stat().st_size for path in tracked()}
     assert sum(sizes.values()) < 5 * 1024 * 1024
     assert {str(path): size for path, size in sizes.items() if size > 600_000} == {}
@@ -112,7 +112,7 @@ def test_nothing_is_left_undone():
 
 
 def test_nothing_is_left_to_fill_in():
-    """What `make new-pattern` lays out is marked where somebody has to write."""
+    """What `make new-pattern` lays out is marked where text is missing."""
     left = lines_matching("FILL " + "IN")
     assert not left, "\n".join(["write what is marked:", *left])
 

@@ -77,7 +77,7 @@ def test_a_tally_tells_lost_and_duplicated_jobs(tmp_path):
 
 
 def test_the_rate_counts_neither_start_nor_tail():
-    """A hundred jobs, one every 10 ms, but the first tenth took a minute and the last straggles by another."""
+    """A hundred jobs, one every 10 ms, but the first tenth took a minute and the last is a minute late."""
     second = 1_000_000_000
     ends = [n * 6 * second for n in range(10)] + [60 * second + n * second // 100 for n in range(80)]
     ends += [120 * second + n for n in range(10)]
@@ -139,7 +139,7 @@ def test_every_section_says_what_it_measures():
 @pytest.mark.fault
 @pytest.mark.parametrize("name", ORDER)
 def test_every_peer_does_all_kinds_of_work_once(lab, name):
-    """Installs the peer when it is not there yet."""
+    """Installs the peer if needed."""
     peer = Peer.load(name)
     peer.install()
     assert name in OURS or (ENVS / name).exists()

@@ -1,5 +1,5 @@
 """What reliability costs must not grow unnoticed: counted, and compared with the stock worker in the same run, so that
-neither a neighbour's load nor another Python changes much. Function calls everywhere, instructions with valgrind."""
+neither other load nor another Python changes much. Function calls everywhere, instructions with valgrind."""
 
 import json
 import os

@@ -74,5 +74,5 @@ def test_rows_of_a_database_and_lines_of_a_file_are_effects_alike(tmp_path):
     effects.close()
 
 
-def test_there_are_words_on_every_peer():
+def test_every_peer_is_described():
     assert set(crash.WORDS) == set(ORDER)

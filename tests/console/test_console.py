@@ -1,4 +1,4 @@
-"""The console in a real browser, before a real API, worker and Redis."""
+"""The console in a real browser, with a real API, worker and Redis."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "reference" / "samples"
 PROGRAMS = Path(__file__).parent / "programs"
 VIEWS = ("overview", "documents", "jobs", "workers", "schedules", "letters", "sagas", "outbox", "breakers", "events")
-# View, "": one saga; and what opens the dialog
+# View ("": one saga) and what opens the dialog
 DIALOGS = (
     ("overview", "Pause graphs"),
     ("schedules", "Run now"),
@@ -182,7 +182,7 @@ def test_many_jobs_are_cancelled_and_one_that_runs_with_them(hall, open_page, tm
     page.get_by_label("Type “cancel” to go on").fill("cancel")
     page.get_by_role("button", name="Cancel 3", exact=True).click()
     page.get_by_text("3 jobs cancelled.").wait_for()
-    for document in documents:  # the rest of each flow, the stage that runs included
+    for document in documents:  # the rest of each flow, with the running stage
         page.goto(f"/#/documents/{document}")
         page.locator(".detail .card-head .pill", has_text="cancelled").wait_for(timeout=30_000)
     page.goto("/#/workers")
@@ -363,6 +363,6 @@ def test_accessibility_check_finds_nothing_at_all(hall, open_page, furnished, th
     assert [HOSTILE in payload, "hunter2" in payload] == [True, False]
     assert page.locator(".detail .note + .facts").get_by_text("forged").count() == 1
     assert page.locator("img[src=x]").count() == 0
-    # It can fail: an unlabelled field is found.
+    # It can fail: it finds an unlabelled field.
     page.evaluate("document.querySelector('main').append(document.createElement('input'))")
     assert [fault.split()[0] for fault in violations(page, ("critical",))] == ["label"]

@@ -1,4 +1,4 @@
-"""The pattern guide as files: nothing missing, every link leads somewhere, every figure comes from a file."""
+"""The pattern guide as files: nothing is missing, no link is dead, every figure comes from a file."""
 
 import ast
 import json
@@ -60,7 +60,7 @@ def test_a_page_without_card_diagram_or_proof_is_found(guide, name):
 
 
 def broken_links(folder):
-    """Every link and load of every page that leads nowhere, source pages included."""
+    """Every link and load that leads nowhere, source pages included."""
     documents = {}
 
     def document(path):

@@ -148,7 +148,7 @@ class StudyHall:
             return json.load(answer)
 
     def close(self) -> None:
-        """The API and the worker end, and the embedded server with the last of them."""
+        """Ends the API, the worker and, with the last of them, the embedded server."""
         children = [child for child in (self._relay, self._sandbox, self._worker, self._api) if child]
         for child in children:
             if child.returncode is None:
@@ -240,7 +240,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def hall(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[StudyHall]:
-    """One StudyHall for the tests that only look and add. Asked for after the browser: no browser, no servers."""
+    """One StudyHall for the tests that only look and add. After the browser: no browser, no servers."""
     running = StudyHall(tmp_path_factory.mktemp("studyhall"), pace=0.25)
     yield running
     running.close()

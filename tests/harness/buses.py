@@ -13,7 +13,7 @@ from .tcp_proxy import TcpProxy
 
 QUICK = RetryPolicy(base=0.05, cap=0.1, attempts=3)
 
-# Dead members are replaced after a second or so instead of half a minute: tests wait for it.
+# Dead members are replaced after about a second, not half a minute: tests wait for it.
 TAKEOVER = 1.5
 
 

@@ -52,7 +52,7 @@ class ClaudeClient:
     home: Path
 
     def run(self, *args: str | Path, cwd: Path | None = None, ok: bool = True) -> subprocess.CompletedProcess[str]:
-        """`claude ARGS`; with `ok`, an exit code other than 0 fails the test with what the client said."""
+        """`claude ARGS`; with `ok`, an exit code other than 0 fails the test with the client's output."""
         env = {"PATH": os.environ["PATH"], "TERM": "dumb", "HOME": str(self.home), **QUIET}
         env["CLAUDE_CONFIG_DIR"] = str(self.home / ".claude")
         done = subprocess.run(

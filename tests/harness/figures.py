@@ -1,4 +1,4 @@
-"""What the proofs measured, in one JSON file per pattern; the guarantee cards are rendered from these."""
+"""What the proofs measured, one JSON file per pattern; the guarantee cards come from these."""
 
 import contextlib
 import datetime

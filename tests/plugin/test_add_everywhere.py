@@ -29,7 +29,7 @@ QUICK = ("retry", "circuit-breaker", "sync-inbox")  # no package at all, a serve
 
 
 def run(*command, cwd, env=None):
-    """Without our own variables: nothing of this checkout may be found by accident."""
+    """Without our variables: nothing of this checkout may be found by accident."""
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "REDIS_URL")}
     done = subprocess.run(
         [str(word) for word in command],
@@ -47,7 +47,7 @@ def run(*command, cwd, env=None):
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory):
-    """`environment(packages)` -> the Python of a fresh environment with these and what they need, nothing else."""
+    """`environment(packages)` -> the Python of a fresh environment with only these and what they need."""
 
     @functools.cache
     def made(packages):
@@ -218,7 +218,7 @@ def asked_and_made(text):
 
 @pytest.mark.slow
 def test_every_pattern_imports_with_the_packages_that_are_printed_for_it(environment, add, tmp_path):
-    """Each in a package of its own, so that it finds nothing of its neighbours."""
+    """Each in a package of its own, away from its neighbours."""
     lines = defaultdict(list)
     for ident in EVERY:
         name = re.sub(r"\W", "_", ident)

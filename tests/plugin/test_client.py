@@ -30,7 +30,7 @@ def test_strict_validation_finds_nothing(claude, repository, args):
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory):
-    """What a user's clone would contain: the files git knows (all of them in an unpacked archive), committed."""
+    """What a user's clone contains: the files git knows (in an unpacked archive: all), committed."""
     copy = tmp_path_factory.mktemp("repository")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False).stdout.decode()
     names = [name for name in listed.split("\0") if name and (ROOT / name).is_file()] or [

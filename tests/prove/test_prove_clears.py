@@ -40,7 +40,7 @@ def verdicts(card):
     return {row.fault: row.verdict for row in card.rows if row.verdict != "not run"}
 
 
-# What a run of a minute leaves out, on one service; the brokers and a database that is away need servers of their own.
+# What a run of a minute leaves out, on one service; broker and database outages need servers of their own.
 LONGER = (
     *("kill-all", "redis-gone", "redis-freeze", "redis-full", "redis-demoted", "store-locked", "store-full"),
     *("slow", "answers", "clock", "copies", "rolling", "poison", "foreign", "hang", "quiet"),
@@ -65,7 +65,7 @@ def test_every_fault_of_a_broker_hits_and_is_survived(card_of):
 
 
 async def test_a_queue_declared_just_before_rabbitmq_is_killed_comes_back(tmp_path, request):
-    """Seen in two of three runs: RabbitMQ forgot the queue's server, and a sound service was called stuck."""
+    """Seen in two of three runs: RabbitMQ forgot the queue, and a sound service was called stuck."""
     request.getfixturevalue("rabbitmq_server")  # or a skip that says how to get one
     keeper, names = Keeper("QUEUESMITH_PROVE_RUN=rabbitmq"), ("first", "second", "third")
     server = RabbitMQ(keeper, tmp_path)
@@ -212,14 +212,14 @@ def test_a_fault_that_hit_nothing_is_not_called_held(parcels, card_of):
 
 
 def test_requests_without_the_key_of_a_job_are_reported_and_not_called_held(parcels, card_of):
-    """Under a hash alone nobody could tell that a label was bought twice."""
+    """By a hash alone nobody could tell that a label was bought twice."""
     row = next(row for row in card_of(parcels("nameless"), "kill-at-effect").rows if row.fault == "kill-at-effect")
     assert row.verdict == "hit nothing"
     assert "the provider was called, and no request carried a key of a job" in row.measured
 
 
 def test_an_effect_that_the_service_never_heard_of_is_not_called_held(parcels, card_of):
-    """Seen at the provider alone it looks done; the killed worker's job is gone and nobody asks again."""
+    """At the provider it looks done; the killed worker's job is gone and nobody asks again."""
     spec = dataclasses.replace(parcels("pops", recovery=4.0), effect=Probe("provider", "carrier"))
     row = next(row for row in card_of(spec, "kill-at-effect").rows if row.fault == "kill-at-effect")
     assert row.verdict == "unclear"
@@ -272,7 +272,7 @@ def test_a_look_up_may_answer_with_a_list_and_one_job_may_have_several_effects()
         provider.close()
 
 
-def test_who_waits_for_a_fixed_time_comes_back_at_once_and_others_work_meanwhile():
+def test_a_world_that_waits_a_fixed_time_returns_at_once_and_others_work_meanwhile():
     crowd = Crowd(1)
     with crowd.place():
         with crowd.aside(punctual=True):

@@ -94,7 +94,7 @@ def test_a_wrong_set_up_is_exit_code_2_and_says_what_is_wrong(change, says, tmp_
     assert re.search(says, capsys.readouterr().err)
 
 
-def test_a_wrong_set_up_is_told_to_programs_too(tmp_path, capsys):
+def test_a_wrong_set_up_is_an_error_in_json_too(tmp_path, capsys):
     argv = ["prove", str(sample(tmp_path)), "--json"]
     assert main([*argv, "--only", "redis-kil"]) == 2
     assert json.loads(capsys.readouterr().out)["error"] == "--only redis-kil: did you mean redis-kill?"

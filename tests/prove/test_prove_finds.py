@@ -52,7 +52,7 @@ def test_a_service_that_breaks_one_promise_is_caught(defect, fault, invariant, p
     [("hammers", "outage", "hot loop"), ("prints", "twice", "leak"), ("orphans", "twice", "left behind")],
 )
 def test_a_service_that_breaks_a_promise_of_the_whole_run_is_caught(defect, fault, invariant, parcels, card_of):
-    # four: on a crowded machine even a hot loop has a hard time
+    # four: on a crowded machine even a hot loop gets little
     card = card_of(parcels(defect, calls_per_second=4), fault)
     assert broken(card) == {invariant: {invariant}}, as_text(card)
 
@@ -84,7 +84,7 @@ def test_every_invariant_has_a_service_that_breaks_it():
 
 @pytest.mark.parametrize(("defect", "verdict"), [("", "held"), ("new-key", "broken")])
 def test_duplicates_may_be_promised_under_the_same_key(defect, verdict, parcels, card_of):
-    """The carrier forgets its keys at once, so whatever is asked again is sold again."""
+    """The carrier forgets its keys at once, so what is asked again is sold again."""
     spec = parcels(defect, duplicates="same key")
     routes = tuple(dataclasses.replace(route, key_ttl=0.0) for route in spec.providers[0].routes)
     spec = dataclasses.replace(spec, providers=(dataclasses.replace(spec.providers[0], routes=routes),))

@@ -91,7 +91,7 @@ def test_what_cannot_be_read_is_named(world, tmp_path):
             probes.read(probe, world, KEYS)
 
 
-def test_a_job_is_queued_where_no_done_one_rests(world):
+def test_places_of_done_jobs_do_not_count_as_queued(world):
     with world.redis.client() as client:
         client.hset("done:17", "data", "k1")
         client.hset("done:18", "data", "k2")

@@ -82,6 +82,6 @@ def test_tutorial_apps_are_caught(env, service, invariants, card_of, monkeypatch
         pytest.skip(str(error))
     monkeypatch.setenv("PATH", f"{ENVS / env / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "1")
-    # Named, so that each is watched for as long as recovery was promised, however slow the machine is.
+    # Named, so that each is watched for all of the promised recovery time on a slow machine too.
     card = card_of(load(SERVICES / service / "prove.toml"), "lost", "kill-random", "kill-all")
     assert {miss.invariant for row in card.broken for miss in row.broken} >= invariants, as_text(card)

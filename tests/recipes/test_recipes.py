@@ -74,13 +74,13 @@ def test_page_quotes_the_whole_service_and_names_both_commands(recipe: Recipe):
 
 @every_recipe
 def test_dead_letters_are_found_by_what_the_job_carried(recipe: Recipe):
-    """A job's id may be a hash of the key: then no key is found in it, once BullMQ's own record has been swept."""
+    """A job's id may be a hash of the key: then it shows no key once BullMQ's own record is swept."""
     assert re.findall(r"select (\w+), reason from dead_letters", recipe.files["prove.toml"]) in ([], ["snapshot"])
 
 
 @every_recipe
 def test_code_names_the_key_alone_of_its_fields(recipe: Recipe):
-    """All others are for the user to replace: `model_dump()`."""
+    """The user replaces all others: `model_dump()`."""
     others = {field.name for field in recipe.fields[1:]}
     for name, text in service_code(recipe).items():
         tree = ast.parse(text)
@@ -173,7 +173,7 @@ def test_an_unknown_recipe_names_those_there_are(capsys):
 
 @pytest.mark.parametrize("option", ["--queue", "--fields"])
 def test_an_empty_option_is_refused_and_no_default_taken(option, capsys):
-    """A shell variable that was not set: the service would listen to a queue that nobody fills."""
+    """An unset shell variable: the service would listen to a queue that nobody fills."""
     assert cli.main(["start", "paid-call", "--dry-run", option, ""]) == 2
     assert option in capsys.readouterr().err
 
@@ -216,7 +216,7 @@ def flat(recipe, tmp_path, _own_python):
 
 def own_test(folder, file="test_service.py", **env):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:valkey", "-p", "no:cacheprovider", file]
-    # A group of its own: on a timeout its workers must not stay behind.
+    # A group of its own: a timeout must leave no worker behind.
     test = subprocess.Popen(
         command,
         cwd=folder,

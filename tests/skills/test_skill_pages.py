@@ -148,7 +148,7 @@ def test_a_skill_that_was_installed_alone_says_how_to_get_the_command(path):
 
 @pytest.mark.parametrize("path", EVERY, ids=label)
 def test_python_blocks_are_quoted_and_have_no_undefined_name(path, tmp_path):
-    """All Python is quoted: from modules that are linted and proven, or from examples that are run by the tests."""
+    """All Python is quoted, from modules that are linted and proven or examples that the tests run."""
     blocks = [
         (source.strip(), block) for language, source, block in BLOCK.findall(path.read_text()) if language == "python"
     ]

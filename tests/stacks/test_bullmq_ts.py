@@ -52,7 +52,7 @@ def written(script, redis, folder, name="script.mjs"):
 
 
 def run(script, redis, package=""):
-    """What the script printed last, as JSON. It stands beside the compiled modules."""
+    """What the script printed last, as JSON. It runs beside the compiled modules."""
     path = written(script, redis, home(package))
     ran = subprocess.run(["node", path], cwd=path.parent, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -119,7 +119,7 @@ def poll(done, what, limit=120):
 
 
 def answer(address):
-    """The status of a POST; 0: nobody is there."""
+    """The status of a POST; 0: nobody answers."""
     try:
         return httpx2.post(address, timeout=30).status_code
     except httpx2.ConnectError:

@@ -437,7 +437,7 @@ def test_without_into_the_only_package_is_taken_or_the_choice_is_named(queuesmit
     assert not list(bare.iterdir())
 
 
-def test_the_import_name_can_be_given(queuesmith, run, shop):
+def test_the_import_name_can_be_set(queuesmith, run, shop):
     """Scripts in a folder that import each other by their names."""
     answer = json.loads(queuesmith("add", "retry", "--into", "scripts", "--package", "patterns", "--json").stdout)
     assert answer["package"] == "patterns"
@@ -517,7 +517,7 @@ def test_a_repository_that_was_just_made_is_as_good_as_empty(queuesmith, run, tm
     assert not [path for path in answer["files"] if path.startswith(".git/")]
 
 
-def test_the_command_alone_and_help_say_what_there_is(queuesmith):
+def test_the_bare_command_and_help_list_the_commands(queuesmith):
     assert "queuesmith new my-service" in queuesmith(code=2).stdout
     for command in ("list", "new", "add", "diff", "adopt", "prove"):
         text = queuesmith(command, "--help").stdout

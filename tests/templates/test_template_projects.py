@@ -23,7 +23,7 @@ from .combinations import COMBINATIONS, QUICK
 
 pytestmark = pytest.mark.slow
 
-VENV = Path(sys.executable).parents[1]  # already built: installing is the subject of one test alone
+VENV = Path(sys.executable).parents[1]  # already built: one test alone installs it
 
 every_combination = pytest.mark.parametrize(
     "answers",
@@ -213,7 +213,7 @@ def _processor_seconds():
 
 
 def _requests_of_the_readme(project, base):
-    """The one that asks for something, and those that look at it: they need the id in its answer."""
+    """The request that asks for something, and those that look at it with the id in its answer."""
     blocks = re.findall(r"```sh\n(.*?)```", (project / "README.md").read_text(), re.DOTALL)
     (curls,) = [block for block in blocks if "curl" in block]
     curls = curls.replace("http://127.0.0.1:8000", base).replace("curl ", "curl -s ")

@@ -93,7 +93,7 @@ def lines_of_code(text):
 @pytest.mark.slow
 @pytest.mark.parametrize("answers", COMBINATIONS.values(), ids=COMBINATIONS.keys())
 def test_a_project_is_typed_strictly(render, run, answers):
-    # Reading the libraries again for each version of Python takes longer than all the rest.
+    # Reading the libraries for each version of Python takes longer than all the rest.
     version = () if full() else ("--python-version", "3.11")
     TYPES.mkdir(parents=True, exist_ok=True)
     with (TYPES / "one-at-a-time").open("w") as lock:
@@ -133,7 +133,7 @@ def test_a_project_depends_on_what_its_patterns_import_and_on_nothing_else(rende
 
 
 def test_a_simple_worker_is_little_code(render):
-    """The job, its table and the worker process; what is hard lies in the pattern modules."""
+    """The job, its table and the worker process; what is hard is in the pattern modules."""
     package = render() / "src" / "my_service"
     lines = [line for name in ("jobs", "db", "worker") for line in (package / f"{name}.py").read_text().splitlines()]
     assert len([line for line in lines if line.strip() and not line.strip().startswith("#")]) <= 150

@@ -82,7 +82,7 @@ class Cost:
         self.costs[name] = round(self._counter.stop() / COUNTED, 1)
 
     def executions(self, name):
-        """A function to call in every job, and when it has counted from job WARM to job WARM + COUNTED."""
+        """A function to call in every job, and an event for when jobs WARM to WARM + COUNTED are counted."""
         jobs, done = 0, asyncio.Event()
 
         def ran():

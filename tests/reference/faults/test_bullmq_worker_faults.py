@@ -100,7 +100,7 @@ async def test_hung_event_loop_gives_its_jobs_up_and_does_not_report_them(redis_
     await hung.line("ready")
     async with queue_at(redis_url, "reliable") as queue:
         await other.line("ready")
-        other.process.stop_signal()  # so that the one that will hang gets the job
+        other.process.stop_signal()  # so that the worker that will hang gets the job
         await queue.add("job", {})
         await hung.line("start")
         other.process.cont()
@@ -177,13 +177,13 @@ async def test_redis_killed_under_load_loses_no_job_and_work_resumes(make_redis,
             resumed=round(max(resumed), 2))  # fmt: skip
     assert len(runs) == jobs
     assert max(resumed) < 10
-    # A kill can cost what was under way: running jobs and the ones in replies that were lost.
+    # A kill can cost what was under way: running jobs and those in lost replies.
     assert again <= kills * 2 * options["concurrency"]
     assert errors
 
 
 async def test_outage_longer_than_a_lock_cancels_what_ran(own_redis):
-    """All locks are gone: nothing that ran through the outage may count as completed, all of it runs again."""
+    """All locks are gone: what ran through the outage must not count as completed; all of it runs again."""
     ended = []
     lost = []
 

@@ -153,7 +153,7 @@ async def test_an_order_sent_three_times_to_a_frozen_server_is_prepared_once(own
         await asyncio.gather(*(producer.enqueue(shop.prepare(f"warm-up-{n}")) for n in range(4)))
         own_redis.pause()
         naive_adds, our_adds = [], []
-        for _ in range(3):  # a client that gets no answer in time and sends it again
+        for _ in range(3):  # a client that gets no answer in time sends it again
             naive_adds.append(asyncio.create_task(naive.add("order", {"order_id": "o-1"}, {})))
             our_adds.append(asyncio.create_task(degraded.enqueue(shop.prepare("o-1"))))
             await asyncio.sleep(0.2)

@@ -194,7 +194,7 @@ async def test_broker_killed_mid_stream_loses_no_accepted_event(broker, scale, f
         seen[event.id] += 1
 
     async def produce():
-        """As an outbox does: what was not accepted is published again under the same id."""
+        """Like an outbox: what was not accepted is published again under the same id."""
         nonlocal refused
         while not over.is_set():
             waiting = events(10)
@@ -308,7 +308,7 @@ async def test_usual_stream_consumer_loses_what_ours_keeps(redis_server, redis_u
         await frozen.line("ready")
         add("killed", 5)
         await frozen.line("batch")
-        await until(lambda: client.xpending("killed", "g")["pending"] == 5, what="five in its hands")
+        await until(lambda: client.xpending("killed", "g")["pending"] == 5, what="five in hand")
         frozen.kill()
         client.xadd("killed", {"n": "marker"})
         # Its successor, with the crash on BUSYGROUP repaired: reads new entries and never the five.

@@ -135,7 +135,7 @@ def out_of_order(events):
 
 
 async def stranded(store, worker):
-    """Rows a dead relay had claimed and not settled: proof that the kill hit it at work."""
+    """Rows a dead relay had claimed but not settled: proof that the kill hit it at work."""
     held = select(func.count()).where(outbox.c.claimed_by == worker, outbox.c.published_at.is_(None))
     async with read(store) as connection:
         return int((await connection.execute(held)).scalar_one())
@@ -216,7 +216,7 @@ async def fill(store, count):
 
 @pytest.mark.fault
 async def test_three_relays_at_once_double_nothing_while_two_naive_ones_double_all(store, relays, scale, figures):
-    """With the default lease of 30 s: none of them stalls for longer, not even on a crowded machine."""
+    """With the default lease of 30 s: none stalls for longer, even on a crowded machine."""
     count = scale(200, 2000)
     await fill(store, count)
     started = [relays.start("relay") for _ in range(3)]
@@ -380,7 +380,7 @@ async def test_a_hundred_poison_rows_do_not_delay_fifty_good_ones(store, figures
     while len(ours.events) < good:
         rounds += 1
         assert await relay.run_once(), "claimed nothing although good events wait"
-    assert rounds <= 7  # even if every poison row spent all its three attempts first
+    assert rounds <= 7  # even if every poison row used up its three attempts first
 
     async def given_up():
         await relay.run_once()

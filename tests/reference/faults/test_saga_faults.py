@@ -403,7 +403,7 @@ async def test_frozen_holder_wakes_after_its_lease_and_its_write_is_refused(shop
         deadline = 4.0 if moment == "after effect" else 60.0
         holders[fence, moment] = shop.victims([victim], fence=fence, deadline=deadline, margin=0.3)
     frozen = [json.loads(await holder.line('"frozen"'))["frozen"] for holder in holders.values()]
-    # Those that froze before their call: somebody stops the order, so nobody else makes that call.
+    # For those frozen before their call somebody stops the order, so nobody else makes that call.
     for (_, moment), order in held.items():
         if moment == "after intent":
             await saga_repair.compensate(shop.store, order, by="operator", note="called", force=True)
@@ -425,7 +425,7 @@ async def test_frozen_holder_wakes_after_its_lease_and_its_write_is_refused(shop
     for (fence, _), holder in holders.items():
         assert fence == any("is old" in line for line in holder.lines()), str(holder)
     assert without, "without the fence stale writes land: otherwise this test shows nothing"
-    # They then sent the charge that was voided meanwhile, and the provider refused it.
+    # They then sent the charge, which was void by then, and the provider refused it.
     late = [call["status"] for call in (await shop.ledger())["calls"] if call["operation"] == "charge"]
     assert late.count(409) == 2
     assert not set(await shop.disagreements()) & {order for (fence, _), order in held.items() if fence}
@@ -459,9 +459,9 @@ async def test_repair_in_the_middle_of_a_call_is_refused_and_the_charge_is_never
 
 
 async def test_five_deaths_in_a_step_consume_none_of_its_two_attempts(shop, figures):
-    """Every process that comes to the charge is killed in it, then the provider fails once: the second attempt is left.
+    """Every process that gets to the charge is killed in it, then the provider fails once: one attempt is left.
 
-    The twin counts a death as an attempt, as a counter that is raised when a step begins does.
+    The twin counts a death as an attempt, like a counter raised when a step begins.
     """
     ours = {"charge": {"attempts": 2}}
     naive = {"charge": {"attempts": 2, "crashes": 2}}

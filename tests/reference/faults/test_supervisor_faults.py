@@ -122,7 +122,7 @@ async def test_a_killed_supervisor_takes_its_workers_and_their_embedded_server_a
 
 
 @pytest.mark.slow
-async def test_what_a_restart_cannot_cure_ends_at_once_with_exit_2(tmp_path, spawn):
+async def test_what_a_restart_cannot_fix_ends_at_once_with_exit_2(tmp_path, spawn):
     supervisor = start(spawn, "redis://127.0.0.1:1/0", tmp_path)
     assert await supervisor.exited(60) == 2
     assert any("REDIS_URL" in line for line in supervisor.lines())

@@ -1,4 +1,4 @@
-"""What one client may take of the API: guesses, addresses, half-sent requests, event streams; and how it stops."""
+"""How much of the API one client may use: guesses, addresses, half-sent requests, event streams; and how it stops."""
 
 import asyncio
 import contextlib
@@ -123,7 +123,7 @@ def answers(url):
 
 
 async def test_the_api_stops_at_once_on_sigterm_while_a_client_reads_its_events(spawn, tmp_path, redis):
-    """The stream ends with its last chunk, as every answer does. It was cut off when the grace of 3 s was over."""
+    """The stream ends with its last chunk, as every answer does. It was cut off after the grace of 3 s."""
     async with api_at(spawn, tmp_path / "data", redis.url) as api:
         async with api.client.stream("GET", "/events") as stream:
             lines = stream.aiter_lines()

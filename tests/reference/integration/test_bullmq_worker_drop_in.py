@@ -25,7 +25,7 @@ async def ended(queue, total):
 
 
 async def test_a_processor_with_a_third_parameter_gets_a_signal_that_cancel_sets(redis_url):
-    """It passed the constructor, and every attempt failed for want of an argument."""
+    """It passed the constructor, and every attempt failed for lack of an argument."""
 
     async def process(job, token, signal):
         if job.name == "quick":

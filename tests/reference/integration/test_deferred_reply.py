@@ -1,4 +1,4 @@
-"""Replies to chat commands against a platform that fails: nobody is left at "thinking…", no paid answer is lost."""
+"""Replies to chat commands against a platform that fails: nobody is left "thinking…", no paid answer is lost."""
 
 import time
 
@@ -67,7 +67,7 @@ async def test_a_refused_interaction_that_is_delivered_again_is_not_left_thinkin
 
 
 @pytest.mark.parametrize("working", [False, True])
-async def test_a_failed_twin_is_told_and_not_an_error_of_the_endpoint(store, platform, webhook, working):
+async def test_a_failed_twin_is_reported_and_not_an_error_of_the_endpoint(store, platform, webhook, working):
     async def failed_before():
         raise FailedTwin("a job with this key failed")
 
@@ -84,7 +84,7 @@ async def test_a_failed_twin_is_told_and_not_an_error_of_the_endpoint(store, pla
     assert await state_of(store, "1") == "failed"
 
 
-async def test_an_answered_one_stays_answered_when_it_is_delivered_again(store, platform, webhook):
+async def test_an_answered_interaction_stays_answered_when_it_is_delivered_again(store, platform, webhook):
     async def failed_before():
         raise FailedTwin("a job with this key failed")
 
@@ -133,7 +133,7 @@ async def test_failing_work_comes_back_with_growing_pauses_until_the_token_is_ab
         assert min(max(age, 1), 60) / 2 <= pause <= 61
         age, tries = age + pause, tries + 1
     assert 10 < tries < 40
-    assert 810 < age < 885, "all of the token's life"
+    assert 810 < age < 885, "for all of the token's life"
     assert platform.posts["token-1"] == [FAILED], "and then the user is told"
 
 
@@ -146,7 +146,7 @@ async def test_a_wait_that_the_platform_asks_for_is_not_undercut(store, platform
     assert wait.value.retry_after == 300.0
 
 
-async def test_a_message_that_is_refused_is_not_called_expired(store, platform, webhook):
+async def test_a_refused_message_is_not_called_expired(store, platform, webhook):
     replies = DeferredReplies(store)
     await replies.accept(asked(platform, "1"), queued)
     platform.fail(400)

@@ -269,7 +269,7 @@ async def test_rabbitmq_itself_dead_letters_what_is_returned_too_often(rabbitmq_
 async def test_kafka_member_that_joins_or_leaves_takes_no_event_in_mid_handler(kind, kafka_server):
     prefix = f"t{uuid.uuid4().hex[:10]}"
     first, second = (open_bus(kind, kafka_server.url, prefix) for _ in range(2))
-    # What is redelivered because a crowded machine was silent for too long is not the subject.
+    # Redelivery because a crowded machine was silent for too long is not the subject.
     first.session_timeout = second.session_timeout = 20
     admin = AdminClient({"bootstrap.servers": kafka_server.url})
     gate, leave = asyncio.Event(), asyncio.Event()

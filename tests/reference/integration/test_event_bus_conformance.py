@@ -39,7 +39,7 @@ def kind(request):
 
 @pytest.fixture
 async def another(kind, request):
-    """Opens the bus of this test once more, as another process would."""
+    """Opens the bus again, as another process would."""
     url = request.getfixturevalue(SERVERS[kind.removesuffix("-ordered")])
     prefix = f"t{uuid.uuid4().hex[:10]}"
     opened = []
@@ -372,7 +372,7 @@ async def test_order_per_key_holds_with_two_members_and_failures(bus, another, s
             await publish(bus, list(turn))
         await until(lambda: sum(map(len, finished.values())) >= keys * each, 60, "all events")
         await nothing_left(bus, "mail")
-    if isinstance(bus, KafkaBus):  # a rebalance gives again what was done behind a partition's oldest unsettled event
+    if isinstance(bus, KafkaBus):  # a rebalance redelivers what was done behind a partition's oldest unsettled event
         finished = {subject: list(dict.fromkeys(numbers)) for subject, numbers in finished.items()}
     assert dict(finished) == {f"k{key}": list(range(each)) for key in range(keys)}
     assert (overlaps, unlucky) == (0, set())

@@ -226,7 +226,7 @@ async def test_a_lease_that_ended_goes_to_another_relay_and_the_late_one_cannot_
 async def test_many_relays_with_random_failures_keep_every_aggregate_in_order_and_double_nothing(
     store, scale, seed, search, monkeypatch
 ):
-    """Small batches on few aggregates, so that the relays get into each other's way all the time."""
+    """Small batches on few aggregates, so that the relays collide all the time."""
     if search != "whole":
         monkeypatch.setattr(claims, "QUICK_SEARCH", -1.0)
         monkeypatch.setattr(claims, "LONGEST_SEARCH_PAUSE", 0.1)
@@ -401,7 +401,7 @@ async def timed_claims(store, rounds):
 
 
 async def timed_searches(store, rounds):
-    """The same search as a relay without the partial index does it: the expressions keep it from being used."""
+    """The same search without the partial index: the expressions keep it from being used."""
     unpublished = "coalesce(published_at, 0) = 0" if is_postgres(store) else "+published_at IS NULL"
     search = text(f"SELECT body FROM outbox WHERE {unpublished} ORDER BY position LIMIT 100")
     took = []
@@ -496,7 +496,7 @@ async def test_eight_times_the_backlog_does_not_slow_a_claim_down(store, scale, 
             await tx.execute(text("ANALYZE"))
 
 
-async def test_events_held_by_quarantined_ones_cost_a_look_each_and_seldom(store, monkeypatch):
+async def test_events_held_by_quarantined_ones_are_looked_at_seldom(store, monkeypatch):
     """By the index, whatever the planner knows: past 200,000 of them a set took 55 s per claim, looks 4 s on a busy
     machine, so most claims begin behind them."""
     never = "'infinity'" if is_postgres(store) else "9e999"

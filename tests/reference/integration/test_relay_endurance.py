@@ -142,7 +142,7 @@ async def test_whatever_an_error_says_the_relay_goes_on_and_publishes_the_others
     assert await discard(store, ["bad"], "by hand \x00 \ud800") == 1
 
 
-async def test_what_was_published_is_written_down_whatever_is_wrong_with_the_rest(store):
+async def test_what_was_published_is_recorded_whatever_is_wrong_with_the_rest(store):
     """The store refuses the note about the failed event: the published ones are settled all the same."""
     await put(store, event("good"), event("bad"))
     good, bad = await claim(store, "w", 10, 30)

@@ -700,7 +700,7 @@ async def test_a_full_connection_limit_delays_sagas_and_costs_no_attempt_and_no_
 @pytest.mark.parametrize(
     ("step", "postgres", "sqlite"), [(SagaStep, 1.5, 1.0), (DbStep, 22.0, 38.0)], ids=["outside", "inside"]
 )
-async def test_a_saga_waits_for_the_store_a_few_times_only(store, monkeypatch, step, postgres, sqlite):
+async def test_a_saga_waits_for_the_store_only_a_few_times(store, monkeypatch, step, postgres, sqlite):
     """Its waits for the server and for other threads set a runner's rate, on any machine."""
     count, waits = 64, 0
 

@@ -309,7 +309,7 @@ async def test_a_slot_noted_by_a_clock_that_was_ahead_silences_nobody(service, w
     assert state.last_slot < future
 
 
-async def test_a_tick_on_its_way_while_the_next_one_starts_puts_the_count_back_by_nothing(service):
+async def test_a_tick_under_way_when_the_next_one_starts_does_not_set_the_count_back(service):
     """It had looked at the clock before the next slot came: that slot then counted as one of the future, the count
     went back behind it, and the tick after it reported it as missed although it had run."""
     first, slow, later, last = (Tick("a", slot, {"every": 0.3}) for slot in (600, 900, 1200, 1500))
@@ -344,7 +344,7 @@ async def test_ten_days_without_a_worker_are_counted_to_the_last_tick_while_the_
     async with read(service.store) as connection:
         known = [row.slot for row in await connection.execute(select(missed_slots).order_by("slot"))]
     assert known == list(range(slot - 1000 * minute, slot, minute)), "the latest are known by name"
-    assert counting < 0.02 * missed * asking, "as slow as asking for one slot after the other"
+    assert counting < 0.02 * missed * asking, "as slow as asking for each slot"
 
 
 async def test_a_changed_definition_counts_from_the_change(service):
@@ -362,7 +362,7 @@ async def test_a_changed_definition_counts_from_the_change(service):
         await until(lambda: len(service.ran) >= 2, 20, "two ticks")
     state = await service.state(changed)
     assert state.missed <= time.monotonic() - began, "slots from before the change are reported as missed"
-    # Written again for another reason, it still counts from that change.
+    # Written again for another reason it still counts from that change.
     since = await service.since("a")
     await service.apply(Schedule("a", "tick", every=1, payload={"seconds": 0.1}))
     assert await service.since("a") == since > last

@@ -85,7 +85,7 @@ async def test_a_write_in_a_read_block_is_an_error_not_a_silent_rollback(store):
     ids=["missing table", "syntax", "not null"],
 )
 async def test_a_wrong_statement_is_not_an_outage(store, statement):
-    """SQLite calls a missing table an OperationalError too: waiting for one would never end."""
+    """SQLite calls a missing table an OperationalError too: waiting would never end."""
     with pytest.raises(DBAPIError) as raised:
         async with begin(store) as tx:
             await tx.execute(text(statement))

@@ -168,7 +168,7 @@ async def test_a_wait_ends_in_time_and_leaves_nothing_behind(bench):
         assert await bench.results.wait(ref, timeout=20) == {"number": 1}, "the job was not harmed"
 
 
-async def test_a_wait_after_a_task_group_that_failed_is_a_wait_like_any_other(bench):
+async def test_a_wait_after_a_failed_task_group_is_a_wait_like_any_other(bench):
     """Python before 3.13 leaves the caller's task marked as cancelled: the wait raised CancelledError at once."""
 
     async def breaks():
@@ -206,7 +206,7 @@ async def test_a_restart_of_redis_during_the_wait_is_waited_out(own_redis, tmp_p
 @pytest.mark.slow
 @pytest.mark.needs_postgres
 async def test_two_thousand_waiters_survive_an_outage_of_the_database(redis_url, own_postgres):
-    """Redis has forgotten the jobs, so every waiter asks the database; it is away, then back."""
+    """Redis has forgotten the jobs, so every waiter asks the database, which is away, then back."""
     store = open_store(own_postgres.url)
     await create_all(store)
     producer = full_producer(job_types(), redis_url, timeout=10)

@@ -222,7 +222,9 @@ def test_server_that_ends_at_once_shows_its_log(ensure, tmp_path, monkeypatch):
 # ---- what a configured server is told
 
 
-def test_evicting_and_forgetful_server_is_a_warning_whose_command_mends_it(ensure, tmp_path, make_redis, caplog):
+def test_evicting_and_forgetful_server_is_a_warning_with_the_command_that_fixes_it(
+    ensure, tmp_path, make_redis, caplog
+):
     real = make_redis(maxmemory_policy="allkeys-lru", appendonly="no")
     server = ensure(tmp_path, real.url)
     assert len(server.warnings) == 2
@@ -321,7 +323,7 @@ def test_other_protocol_is_told_from_redis(ensure, tmp_path):
 
 
 def test_server_older_than_6_2_is_refused(ensure, tmp_path):
-    """No such old server can be installed any more, so this one is played. Like Redis 5 it knows no HELLO."""
+    """No such old server can be installed any more, so this one is simulated. Like Redis 5 it knows no HELLO."""
     for old in ("5.0.7", "6.0.16"):
         with (
             answering(play_redis(old)) as port,

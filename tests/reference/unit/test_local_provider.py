@@ -108,7 +108,7 @@ async def test_questions_can_be_answered_from_the_text(name):
         assert question.answer.lower() in question.source.lower()
         assert question.prompt.replace("_____", question.answer).lower() == question.source.lower()
         assert len(question.choices) == 4
-        # A wrong choice that stands in the sentence would be a give-away, or right as well.
+        # A wrong choice from the sentence would give the answer away, or be right too.
         for wrong in set(question.choices) - {question.answer}:
             assert f" {wrong.lower()} " not in f" {question.prompt.lower()} "
 

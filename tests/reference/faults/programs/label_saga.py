@@ -17,7 +17,7 @@ from studyhall.patterns.outside_call import NotMade, check_status
 from studyhall.patterns.saga import DbStep, Saga, SagaRunner, SagaStep
 
 PATIENCE = 0.5  # of the HTTP client, shorter than the provider's slow answers
-# More than the provider refuses at random in a row: a saga that gives up is undone, and the proof counts on the others.
+# More than the provider refuses in a row: a saga that gives up is undone, and the proof counts on the others.
 RETRY = RetryPolicy(base=0.05, cap=0.2, attempts=12)
 
 

@@ -1,4 +1,4 @@
-"""Relay processes that a proof kills: the pattern, and what people write instead.
+"""Relays that a proof kills: the pattern, and what people write instead.
 
     outbox_relays.py MODE STORE_URL REDIS_URL WORKER_ID
 
@@ -24,7 +24,7 @@ BATCH = 20
 
 
 class Sink:
-    """A broker that takes a few milliseconds, so that a kill lands in the middle of a batch."""
+    """A broker that takes milliseconds, so that a kill lands in mid-batch."""
 
     def __init__(self, redis, worker):
         self._redis, self._worker = redis, worker
