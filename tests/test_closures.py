@@ -1,4 +1,4 @@
-"""What a pattern costs whoever takes it: how many modules, how many lines, which packages; and which layer it is in.
+"""What a pattern costs: how many modules, how many lines, which packages; and which layer it is in.
 
 `pytest tests/test_closures.py -s -k table` prints the table.
 """
@@ -220,7 +220,7 @@ def _functions(body, owner=""):
 
 
 def _is_stub(function):
-    """Of a Protocol, or one of several signatures: no body of its own."""
+    """In a Protocol, or an overload: no body of its own."""
     last = function.body[-1]
     return isinstance(last, ast.Expr) and isinstance(last.value, ast.Constant)
 

@@ -47,7 +47,7 @@ def laid_out(case: dict[str, Any], source: str, folder: Path) -> Path:
 
 
 def graded(case: dict[str, Any], folder: Path) -> list[str]:
-    """What is broken in the service in `folder`; nothing, if it passes."""
+    """What is broken in the service in `folder`, if anything."""
     text = (ROOT / case["good"] / "prove.toml").read_text()
     (folder / "prove.toml").write_text(text.replace('"../.."', json.dumps(str(ROOT / "reference"))))
     if case["stack"] == "bullmq-ts":

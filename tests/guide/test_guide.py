@@ -135,7 +135,7 @@ def test_quoted_lines_are_the_lines_that_are_linked(guide):
 
 
 def test_styles_load_nothing_from_another_host(guide):
-    """What pages load is in `broken_links`; the browser's own list of requests is in test_guide_browser."""
+    """`broken_links` checks what pages load; test_guide_browser checks the browser's requests."""
     styles = list(guide.folder.rglob("*.css"))
     assert len(styles) > 2
     for style in styles:

@@ -48,7 +48,7 @@ class Guide:
         self.url = ""
 
     def addresses(self) -> list[str]:
-        """Of every page but the source pages and 404.html."""
+        """Every page but the source pages and 404.html."""
         folders = (path.parent.relative_to(self.folder).as_posix() for path in self.folder.rglob("index.html"))
         return sorted("" if address == "." else f"{address}/" for address in folders)
 

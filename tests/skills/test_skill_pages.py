@@ -61,7 +61,7 @@ def test_page_of_a_pattern_says_what_to_type_before_why(ident):
 
 @pytest.mark.parametrize("ident", sorted(catalogue.patterns()))
 def test_page_of_a_pattern_has_no_comments_and_no_bare_signatures(ident):
-    """Signatures are in the module, which the reader has; what to type is in the example."""
+    """Signatures are in the module; what to type is in the example."""
     text = catalogue.patterns()[ident].page.read_text()
     assert "<!--" not in text
     for _, _, block in BLOCK.findall(text):

@@ -22,7 +22,7 @@ SKILLS = sorted(path.parent.name for path in (ROOT / "skills").glob("*/SKILL.md"
 ENOUGH = 0.3  # the share of a request that a description must cover to call its skill
 MOST = 3.5  # the weight of a word that we never use: people tell stories around their question
 SUFFIXES = re.findall(r"\w+", "ations ation ings ing ers er ied ies ed es ly s e y")
-# Said by everybody about everything; our pages are too few to learn that from.
+# Common everywhere; our pages are too few to learn that from.
 EMPTY = frozenset(
     re.findall(
         r"\w+",

@@ -121,7 +121,7 @@ def test_without_the_heartbeat_it_is_delivered_again_while_it_runs(run):
 
 
 def test_after_a_failed_message_none_of_its_group_is_begun_and_other_groups_go_on(run):
-    """Of one delivery: moto forgets the order of messages that come again together."""
+    """Within one delivery: moto forgets the order of redelivered messages."""
     run("""
         declare(["steps.fifo"], {"events.fifo": ["steps.fifo"]}, 30)
         begun = []

@@ -59,7 +59,7 @@ def export(folder, *, proofs=True):
 
 @pytest.fixture(scope="session")
 def rendered(installed, shared):
-    """Every combination is rendered once; nobody may write into what this returns."""
+    """Every combination is rendered once; do not write into what this returns."""
 
     def once(name, **answers):
         if answers.get("kind") == "background-jobs":

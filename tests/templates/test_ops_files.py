@@ -84,7 +84,7 @@ def test_a_real_prometheus_scrapes_a_service_and_evaluates_rules_and_panels(rend
 
     spawn.command(sys.executable, "-m", "service", "api", cwd=project, env=env)
     until_sync(lambda: _answers(f"{api}/readyz"), 60, "an API that is ready")
-    post()  # and nobody works
+    post()  # and no worker
 
     def pending():
         answer = ask("alerts") or {"alerts": []}

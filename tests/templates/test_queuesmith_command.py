@@ -113,7 +113,7 @@ def test_an_edited_file_is_shown_and_not_overwritten(queuesmith, shop, newer):
     edited = shop / "src/shop/patterns/core/errors.py"
     edited.write_text(edited.read_text() + "\nOURS = True\n")
     queuesmith("add", "retry", "deadline", "--into", "src/shop", "--no-tests")
-    assert "OURS" in edited.read_text(), "an edit that nothing upstream contradicts is nobody's business"
+    assert "OURS" in edited.read_text(), "an edit that nothing upstream contradicts is left alone"
     assert (shop / "src/shop/patterns/deadline.py").is_file()
     change(newer, "core/errors.py")
     before = files(shop)

@@ -96,7 +96,7 @@ def test_no_package_can_hide_a_module_that_the_project_imports():
 
 
 def test_no_project_can_be_called_like_a_package_that_it_needs():
-    """As a distribution: `aio-pika`. What those packages need in turn is looked up in this environment."""
+    """As a distribution: `aio-pika`. Their own dependencies are looked up in this environment."""
     known = yaml.safe_load((ROOT / "templates/catalogue.yml").read_text())["catalogue"]["default"]
     waiting = {Requirement(item) for item in [*known["packages"], *known["app"], *known["dev"], *known["postgres"]]}
     needed = set()

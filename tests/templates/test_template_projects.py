@@ -88,7 +88,7 @@ def test_a_project_proves_itself_under_faults(render, run, answers, installed, r
 
 
 def test_the_first_revision_of_a_job_service_fits_its_tables_on_postgresql(render, run, postgres_url):
-    """Those of event-driven ones are among the tests above, those on SQLite too."""
+    """The tests above cover event-driven services and SQLite."""
     project = render(database="postgres", patterns=["schedule"])
     make = ("make", f"VENV={VENV}", "test", "ARGS=-q tests/test_migrations.py")
     assert "1 passed" in run(*make, cwd=project, env={"TEST_DATABASE_URL": postgres_url}).stdout
@@ -207,7 +207,7 @@ def test_from_nothing_to_green_tests_in_less_than_a_minute(run, installed, tmp_p
 
 
 def _processor_seconds():
-    """Of all programs that were started here and have ended."""
+    """Of all programs started here that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -143,7 +143,7 @@ async def test_every_outage_is_answered_in_time_and_recovered_from_without_a_res
 
 
 async def test_an_order_sent_three_times_to_a_frozen_server_is_prepared_once(own_redis, orders, figures):
-    """The adds time out, and land all the same when Redis thaws. Without an id that makes three orders."""
+    """The adds time out but still land when Redis thaws. Without an id that makes three orders."""
     naive_client = producer_client(own_redis.url)
     naive = Queue("naive", {"connection": naive_client})
     # Several open connections, as a server under load has them: a fresh one would hang before it sends the add.

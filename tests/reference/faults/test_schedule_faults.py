@@ -139,7 +139,7 @@ async def test_leader_kills_leave_at_most_one_run_per_tick_and_every_missed_tick
             await asyncio.sleep(rng.random() * fleet.every)
             in_mid_tick += await fleet.kill_leader()
             await fleet.start(1)
-        # And an outage of all: nobody is there for these slots.
+        # And an outage of all: no instance is there for these slots.
         for instance in fleet.instances:
             instance.kill()
         await asyncio.sleep(4 * fleet.every)

@@ -1,4 +1,4 @@
-"""Jobs as somebody else wrote them into Redis: each ends in one visible state, whatever its fields hold."""
+"""Jobs that others wrote into Redis: each ends in one visible state, whatever its fields hold."""
 
 import asyncio
 import json

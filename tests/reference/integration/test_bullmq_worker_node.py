@@ -133,7 +133,7 @@ async def test_node_and_our_worker_share_a_queue(redis_url, peer):
 async def test_jobs_of_a_killed_worker_come_back_as_soon_beside_a_node_worker(
     redis_url, redis_server, peer, spawn, first
 ):
-    """A Node worker checks for stalled jobs every 30 s and keeps everybody else from checking meanwhile."""
+    """A Node worker checks for stalled jobs every 30 s and keeps all others from checking meanwhile."""
     spec = {"kind": "reliable", "port": redis_server.port, "queue": "held", "work": "sleep", "seconds": 600}
     async with queue_at(redis_url, "held") as queue:
 
@@ -178,7 +178,7 @@ async def test_dashboards_count_one_worker_for_one_worker(redis_url, peer, name)
         for _ in range(20):
             await job.queue.client.ping()
 
-    for queue_name in ("zürich", "plain"):  # CLIENT SETNAME takes no umlaut: Python's own way cannot see that one
+    for queue_name in ("zürich", "plain"):  # CLIENT SETNAME takes no umlaut: Python's own way cannot see that queue
         async with queue_at(redis_url, queue_name) as queue, at_work(queue_name, busy, url=redis_url, name=name):
             await queue.addBulk([{"name": "job", "data": {}} for _ in range(200)])
 

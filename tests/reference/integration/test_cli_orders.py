@@ -172,7 +172,7 @@ def order_event(ident, kind="order.confirmed.v1", **data):
 
 
 async def published_and_consumed(store_url, bus_url, events, types, groups):
-    """What a relay does until there is nothing left to do."""
+    """Run a relay until nothing is left to do."""
     store = open_store(store_url)
     async with open_bus(bus_url) as bus:
         for group in groups:

@@ -1,4 +1,4 @@
-"""What only one broker has or gets wrong by default."""
+"""What only one broker does, or gets wrong by default."""
 
 import asyncio
 import logging
@@ -318,7 +318,7 @@ async def test_kafka_member_that_joins_or_leaves_takes_no_event_in_mid_handler(k
         gate.clear()
         before = started["second"]
         await publish(30)
-        await until(lambda: started["second"] > before, 30, "something in its hand")
+        await until(lambda: started["second"] > before, 30, "something in hand")
         leave.set()
         await asyncio.sleep(0.5)
         assert not joined.done()

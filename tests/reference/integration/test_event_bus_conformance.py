@@ -459,7 +459,7 @@ async def test_replay_by_two_at_once_while_events_flow_loses_nothing(bus, anothe
 
 
 async def _remove_all(bus):
-    """What an operator does by hand, or a limit that somebody set."""
+    """As an operator does by hand, or a limit does."""
     if bus.capabilities.broker == "redis-streams":
         for number in range(bus.partitions):
             await bus.redis.xtrim(f"{bus.prefix}:order:{number}", maxlen=0, approximate=False)
@@ -497,7 +497,7 @@ async def test_events_that_somebody_else_removed_are_reported_and_leave_a_true_l
         await nothing_left(bus, "mail")
     assert await bus.quarantined("mail") == []
     assert len(seen.done) == len(set(seen.done))
-    # And while nobody reads. Where the broker keeps a trace, it is known how many they were.
+    # And while nobody reads. Where the broker keeps a trace, their number is known.
     silent = any("gone without a word" in limit for limit in bus.capabilities.limits)
     lost = await publish(bus, events(20))
     await _remove_all(another())

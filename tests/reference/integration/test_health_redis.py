@@ -211,7 +211,7 @@ async def test_listing_a_hundred_thousand_delayed_jobs_never_holds_redis_up(own_
     )
     assert listed == naive_listed == jobs
     too_long = [round(spent, 1) for spent in each_page if spent >= 20]
-    assert too_long == [], "a page, so perhaps one command of it, kept the server from everybody else"
+    assert too_long == [], "a page, perhaps one command of it, blocked the server"
     assert naive_slow >= 1, "the usual listing did not block: nothing is proven"
     assert naive_worked > 20
 

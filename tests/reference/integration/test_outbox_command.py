@@ -54,7 +54,7 @@ class Receiver:
 
 
 async def delivered(store, receiver):
-    """By a relay that runs beside something else until it is stopped, as it does in a service."""
+    """By a relay that runs beside other work until it is stopped, as in a service."""
     stop = asyncio.Event()
 
     async def enough():

@@ -94,7 +94,7 @@ class Carrier:
         return {"label": len(self.seen)}
 
     async def send_keyed(self, key):
-        """As a provider that remembers keys: a repetition gets the first answer."""
+        """Like a provider that remembers keys: a repeat gets the first answer."""
         if key in self.labels:
             self.seen.append(key)
             return {"label": "the first"}
@@ -109,7 +109,7 @@ def calls(ledger, **rules):
 
 
 async def eventually(attempt, *passing):
-    """As a worker: come back when the error says so."""
+    """Like a worker: come back when the error says so."""
     for _ in range(20):
         try:
             return await attempt()

@@ -202,7 +202,7 @@ async def test_permanent_fails_now_with_attempts_left(redis_url, tmp_path):
 async def test_expired_work_is_dropped_visibly(redis_url, tmp_path):
     async with JobSetup.open(redis_url, tmp_path, jobs_for(add_effect)) as setup:
         ref = await setup.producer.enqueue(work(max_age=0.05))
-        await asyncio.sleep(0.1)  # it gets too old while nobody works
+        await asyncio.sleep(0.1)  # it gets too old without a worker
         async with setup.working():
             assert await setup.ended(work()) == ["failed"]
         assert "Expired" in (await setup.job(work())).failedReason

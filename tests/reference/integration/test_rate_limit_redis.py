@@ -43,8 +43,8 @@ def logged(server):
 
 
 def windows_of(server, queue, duration):
-    """What BullMQ's limiter did. The ids of the events alone would not do: until Redis 7.2 the clock goes on within
-    a script, so an event can bear a later millisecond than the window that it opened (seen: 21 in 300 ms)."""
+    """What BullMQ's limiter did. Event ids alone would not do: before Redis 7.2 the clock goes on within a script, so
+    an event can have a later millisecond than the window it opened (seen: 21 in 300 ms)."""
     windows = []
     for command in logged(server):
         match command:
@@ -492,7 +492,7 @@ async def test_turns_that_nobody_could_take_do_not_come_back_as_a_herd(redis_url
     limit = tenant_limit(client, 20, 1)
     waits = {f"job-{n}": await limit.turn("heavy", f"job-{n}") for n in range(20)}
     assert sorted(waits, key=waits.__getitem__) == list(waits)
-    await asyncio.sleep(away)  # nobody works, and every turn passes
+    await asyncio.sleep(away)  # no worker runs, and every turn passes
     began = time.monotonic()
     again = [await limit.turn("heavy", job) for job in waits if waits[job] > 0]
     due_since = (time.monotonic() - began) * 20  # asking takes time, in which more come due

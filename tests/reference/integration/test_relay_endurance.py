@@ -143,7 +143,7 @@ async def test_whatever_an_error_says_the_relay_goes_on_and_publishes_the_others
 
 
 async def test_what_was_published_is_recorded_whatever_is_wrong_with_the_rest(store):
-    """The store refuses the note about the failed event: the published ones are settled all the same."""
+    """The store refuses the note about the failed event: the published ones are still settled."""
     await put(store, event("good"), event("bad"))
     good, bad = await claim(store, "w", 10, 30)
     unstorable = Failure(bad.position, "because", None, consume_attempt="?")

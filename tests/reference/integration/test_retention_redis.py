@@ -49,7 +49,7 @@ async def test_failed_jobs_cost_redis_nothing_lasting_where_the_default_keeps_th
     server, number = make_redis(), scale(300, 2_000)
 
     def kept_bytes(queue):
-        """What the queue's keys occupy, by the server's own account; its total also counts every connection.
+        """The memory of the queue's keys, by the server's own count; its total includes every connection.
         Without the event stream, which BullMQ bounds at 10,000 entries whatever happens."""
         with server.client() as client:
             keys = [key for key in client.scan_iter(f"bull:{queue}:*") if not key.endswith(":events")]

@@ -604,7 +604,7 @@ async def test_a_woken_runner_starts_a_new_saga_long_before_its_next_poll(store)
 
 
 async def test_a_job_per_saga_drives_it_on_bullmq_and_its_waits_consume_no_attempt(store, redis_url):
-    """As the page says: no `run_forever` here, and jobs as anybody adds them, without attempts."""
+    """As the page says: no `run_forever`, and plain jobs without attempts."""
     world = World(pay=[RateLimited("slow down", retry_after=0.1), Transient("503"), {"id": 7}], ship=[Permanent("no")])
     runner = await started(store, Saga("trip", [world.step("pay"), world.step("ship")]))
 

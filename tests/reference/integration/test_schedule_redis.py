@@ -219,7 +219,7 @@ async def test_a_late_tick_runs_once_for_all_that_were_missed_or_not_at_all(serv
     declared = service.schedules(schedule)
     await declared.apply(service.producer, service.store)
     pending = await service.next_slot(schedule.id)
-    await asyncio.sleep(1.2)  # nobody works: three more slots pass
+    await asyncio.sleep(1.2)  # no worker runs: three more slots pass
     assert (await service.apply(schedule)).unchanged == [schedule.id], "a restart does not drop the tick that is late"
     # One at a time: on a slow machine the next tick would be noted before the late one, the first of all.
     async with service.at_work(declared, concurrency=1):

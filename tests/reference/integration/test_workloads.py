@@ -127,7 +127,7 @@ async def test_job_that_names_another_owner_finds_nothing(hall):
 
 
 class Frozen(LocalProvider):
-    """Stops for good after `parts` parts, as a worker does whose machine is switched off."""
+    """Stops for good after `parts` parts, like a worker whose machine is switched off."""
 
     def __init__(self, parts):
         super().__init__()

@@ -351,7 +351,7 @@ def play_redis(version):
 
 
 class answering:
-    """A port whose every connection is handled by `talk`."""
+    """A port where `talk` handles every connection."""
 
     def __init__(self, talk):
         self._talk = talk

@@ -62,7 +62,7 @@ async def test_errors_keep_their_class_and_what_they_carry(pool, work, how, kind
     assert type(caught.value) is kind
     assert {name: getattr(caught.value, name) for name in attributes} == attributes
     assert "isolated_work.py" in caught.value.__notes__[0], "the child's stack is kept"
-    assert await pool.run(work.add, 1, 1) == 2, "an error is no reason to lose the child"
+    assert await pool.run(work.add, 1, 1) == 2, "an error does not cost the child"
 
 
 async def test_an_error_that_cannot_travel_is_described_in_words(pool, work):

@@ -1,4 +1,4 @@
-"""Commands that do little start at once: nobody waits for a database library to read a help page."""
+"""Commands that do little start at once: a help page needs no database library."""
 
 import json
 import os

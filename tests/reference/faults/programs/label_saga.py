@@ -1,6 +1,6 @@
 """Drives sagas that have a label printed by `misbehaving_provider`: `label_saga.py '{"store": …, "provider": …, …}'`.
 
-`longest`: what the provider is trusted with; 0 is the naive twin, which looks a lost request up at once. `fails` in
+`longest`: the longest a request may take; 0 is the naive twin, which looks a lost request up at once. `fails` in
 the saga's data: the step after the label refuses. With "way": "keys" there is no look-up, only the provider's key.
 """
 
