@@ -46,7 +46,7 @@ async def test_retry_later_consumes_an_attempt_only_when_told(redis_url):
         await settled(queue, 1)
         job = await queue.getJob(job.id)
     assert delayed == [(0, "not yet"), (1, "provider down")]
-    assert job.attemptsMade == 2  # the spent one and the completed one
+    assert job.attemptsMade == 2  # the consumed one and the completed one
     assert job.returnvalue == "done"
     assert job.failedReason == "provider down"
     assert "RetryLater" in job.stacktrace[0]

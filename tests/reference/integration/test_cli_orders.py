@@ -36,7 +36,7 @@ Command = Callable[..., Any]
 
 
 class BrokenPayments(Payments):
-    """A provider that takes money and can neither be asked nor give it back."""
+    """A provider that takes money and can neither be asked nor refund it."""
 
     def __init__(self):
         super().__init__("http://127.0.0.1:9")
