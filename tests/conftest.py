@@ -39,7 +39,7 @@ def pytest_report_header():
 
 
 def with_slow():
-    """In CI, with `make test-all`, and in the full forms. Whoever names a file gets all of its tests, too."""
+    """In CI, with `make test-all` and in the full suites. A file that is named runs all of its tests, too."""
     wanted = (os.environ.get(name, "").lower() for name in ("CI", "QUEUESMITH_SLOW", "QUEUESMITH_FULL"))
     return any(value in {"1", "true", "yes"} for value in wanted)
 

@@ -1,4 +1,4 @@
-"""What a pattern costs whoever takes it: how many modules, how many lines, which packages; and which layer it is in.
+"""What a pattern costs: how many modules, how many lines, which packages; and which layer it is in.
 
 `pytest tests/test_closures.py -s -k table` prints the table.
 """
@@ -37,7 +37,7 @@ ABOVE: dict[str, tuple[int, int, str]] = {
 }
 PRODUCER = 700  # lines; 96 more make an add one round trip, with 409 calls instead of 1,115
 
-# Who may import what is heavy, slow to import or not everybody's.
+# Who may import packages that are heavy, slow to import or not for everybody.
 HEAVY = {
     "prometheus_client": {"observability/metrics.py"},
     "opentelemetry": {"tracing.py"},
@@ -106,7 +106,7 @@ def test_table_of_what_every_pattern_brings_along():
         print(f"{pattern.id:<18} {modules:>6}{mark} {length:>6}  {packages}")
 
 
-@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda one: one.id)
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.id)
 def test_pattern_stays_within_its_budget(pattern):
     most_modules, most_lines, _ = ABOVE.get(pattern.id, (MOST_MODULES, MOST_LINES, ""))
     modules, length = size(pattern)
@@ -140,9 +140,9 @@ def test_no_pattern_imports_a_composition(module):
 
 
 @pytest.mark.parametrize("package", HEAVY)
-def test_heavy_packages_are_imported_where_it_is_said(package):
-    found = {module for module in EVERY if package in catalogue.imports(module)[1]}
-    assert found == HEAVY[package]
+def test_heavy_packages_are_imported_only_where_allowed(package):
+    users = {module for module in EVERY if package in catalogue.imports(module)[1]}
+    assert users == HEAVY[package]
 
 
 @pytest.mark.parametrize(
@@ -173,13 +173,13 @@ SHARED = {"NotSigned"}  # the same thing, in two patterns that come alone
 
 
 def test_a_class_has_a_name_of_its_own():
-    """One word, one thing: whoever knows `Step` or `Lease` from one module knows it from all of them."""
+    """One word, one thing: `Step` or `Lease` is the same in every module."""
     classes, others = Counter[str](), set()
     for path in (ROOT / "reference" / "studyhall").rglob("*.py"):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and node.name[0] != "_":
                 classes[node.name] += 1
-            elif isinstance(node, ast.Assign) and not isinstance(node.value, ast.Call):  # a TypeVar is no type
+            elif isinstance(node, ast.Assign) and not isinstance(node.value, ast.Call):  # a TypeVar is not a type
                 others |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     assert {name for name, count in classes.items() if count > 1 or name in others} == SHARED
 
@@ -189,9 +189,9 @@ def test_a_class_has_a_name_of_its_own():
 
 def unread(module):
     """Parameters of public functions and methods that their body does not read, and fields of public dataclasses that
-    nothing of ours reads: a field may be part of an answer, so it counts wherever it is read."""
+    nothing of ours reads; a field counts wherever it is read."""
     tree = ast.parse((MODULES / module).read_text())
-    found = []
+    names = []
     for owner, function in _functions(tree.body):
         args = function.args
         wanted = {arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs)} - {"self", "cls"}
@@ -199,28 +199,28 @@ def unread(module):
         if _is_stub(function):
             continue
         read = {node.id for node in body if isinstance(node, ast.Name)}
-        found += [f"{owner}{function.name}({name})" for name in sorted(wanted - read) if name[0] != "_"]
+        names += [f"{owner}{function.name}({name})" for name in sorted(wanted - read) if name[0] != "_"]
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name[0] != "_" and "dataclass" in _decorators(node):
-            fields = [one.target.id for one in node.body if isinstance(one, ast.AnnAssign) and _is_name(one)]
-            found += [f"{node.name}.{name}" for name in fields if name[0] != "_" and name not in _attributes()]
-    return found
+            fields = [field.target.id for field in node.body if isinstance(field, ast.AnnAssign) and _is_name(field)]
+            names += [f"{node.name}.{name}" for name in fields if name[0] != "_" and name not in _attributes()]
+    return names
 
 
 def _functions(body, owner=""):
-    found = []
+    public = []
     for node in body:
         if isinstance(node, ast.ClassDef) and node.name[0] != "_":
-            found += _functions(node.body, f"{node.name}.")
+            public += _functions(node.body, f"{node.name}.")
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (
             node.name[0] != "_" or node.name in ("__init__", "__call__")
         ):
-            found.append((owner, node))
-    return found
+            public.append((owner, node))
+    return public
 
 
 def _is_stub(function):
-    """Of a Protocol, or one of several signatures: no body of its own."""
+    """In a Protocol, or an overload: no body of its own."""
     last = function.body[-1]
     return isinstance(last, ast.Expr) and isinstance(last.value, ast.Constant)
 
@@ -236,14 +236,14 @@ def _decorators(node):
 @cache
 def _attributes():
     """Every attribute that is read, and every keyword that is passed, somewhere in our code."""
-    found = set()
+    names = set()
     for path in (*(ROOT / "reference").rglob("*.py"), *(ROOT / "tests").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-                found.add(node.attr)
+                names.add(node.attr)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
-                found.add(node.value)  # getattr(self, "markers_age")
-    return frozenset(found)
+                names.add(node.value)  # getattr(self, "markers_age")
+    return frozenset(names)
 
 
 # What an interface asks for and an implementation has no use for, and what only people read.

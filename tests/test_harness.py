@@ -1,4 +1,4 @@
-"""The tests' own footing: servers come back with their data, and nothing outlives the run."""
+"""The harness: servers come back with their data, and nothing outlives the run."""
 
 import json
 import os
@@ -117,7 +117,7 @@ def test_sigkill_of_pytest_takes_its_servers_and_children_along(tmp_path):
 
 
 def test_a_child_hears_ctrl_c_also_when_its_caller_ignores_it(spawn):
-    """As in the background job of a shell, whose children inherit that SIGINT is ignored."""
+    """As in a shell's background job, whose children inherit the ignored SIGINT."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         child = spawn.command("sleep", "300")

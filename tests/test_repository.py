@@ -38,13 +38,13 @@ def tracked():
 
 @functools.cache
 def texts():
-    found = {}
+    files = {}
     for path in tracked():
         try:
-            found[str(path.relative_to(ROOT))] = path.read_text(encoding="utf-8")
+            files[str(path.relative_to(ROOT))] = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue  # a picture or a sample document
-    return found
+    return files
 
 
 def lines_matching(pattern, suffixes=("",)):
@@ -67,7 +67,7 @@ def test_no_symlinks():
 
 
 def test_repository_stays_small():
-    """All of it is copied into the cache of everybody who installs the plugin."""
+    """Every installation of the plugin copies all of it."""
     sizes = {path: path.stat().st_size for path in tracked()}
     assert sum(sizes.values()) < 5 * 1024 * 1024
     assert {str(path): size for path, size in sizes.items() if size > 600_000} == {}
@@ -78,8 +78,8 @@ def test_lock_files_name_no_address():
     locks = [name for name in texts() if Path(name).suffix == ".lock" or re.search(r"requirements.*\.txt$", name)]
     assert "requirements.lock" in locks
     assert "bootstrap.lock" in locks
-    found = [line for line in lines_matching(r"://|--(extra-)?index-url|--find-links") if line.split(":")[0] in locks]
-    assert found == []
+    urls = [line for line in lines_matching(r"://|--(extra-)?index-url|--find-links") if line.split(":")[0] in locks]
+    assert urls == []
     assert [name for name in texts() if Path(name).name in {"uv.lock", "pylock.toml", "yarn.lock"}] == []
 
 
@@ -112,7 +112,7 @@ def test_nothing_is_left_undone():
 
 
 def test_nothing_is_left_to_fill_in():
-    """What `make new-pattern` lays out is marked where somebody has to write."""
+    """What `make new-pattern` lays out is marked where text is missing."""
     left = lines_matching("FILL " + "IN")
     assert not left, "\n".join(["write what is marked:", *left])
 
@@ -178,16 +178,16 @@ def test_page_of_a_pattern_is_its_catalogue_entry(page):
 def test_every_pattern_module_belongs_to_a_pattern():
     """`core/` belongs to all of them."""
     entries = catalogue.patterns().values()
-    listed = {name for one in entries for name in (*one.own, *catalogue.closure(one.parts))}
+    listed = {name for entry in entries for name in (*entry.own, *catalogue.closure(entry.parts))}
     present = {str(path.relative_to(PATTERNS)) for path in modules()}
     assert {name for name in present - listed if not name.startswith("core/")} == set(), "name it in a page"
-    assert {name for one in entries for name in (*one.own, *one.parts)} - present == set()
+    assert {name for entry in entries for name in (*entry.own, *entry.parts)} - present == set()
 
 
 @functools.cache
 def proofs_in(path):
-    found = ast.walk(ast.parse(path.read_text()))
-    return {node.name for node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def test_figures_are_measured_and_not_typed():
@@ -235,8 +235,8 @@ def test_a_new_pattern_is_laid_out_and_the_tests_name_what_is_left_to_fill_in(tm
 
     made = run("guide.new_pattern", "slow-start", "background-jobs")
     assert made.returncode == 0, made.stderr
-    told = set(re.findall(r"^fill in: (.*)$", made.stdout, re.MULTILINE))
-    assert len(told) <= 6
+    places = set(re.findall(r"^fill in: (.*)$", made.stdout, re.MULTILINE))
+    assert len(places) <= 6
     again = run("guide.new_pattern", "slow-start", "background-jobs")
     assert "is there already" in again.stderr
     checks = ["tests/test_repository.py", "tests/test_closures.py", "tests/skills/test_skill_pages.py"]
@@ -244,7 +244,7 @@ def test_a_new_pattern_is_laid_out_and_the_tests_name_what_is_left_to_fill_in(tm
     done = run("pytest", "-q", "-p", "no:cacheprovider", "-rf", *checks, "-k", wanted)
     failed = re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
     assert failed == ["tests/test_repository.py::test_nothing_is_left_to_fill_in"], done.stdout
-    assert set(re.findall(r"^E  +([\w./-]+):\d+: .*FILL", done.stdout, re.MULTILINE)) == told
+    assert set(re.findall(r"^E  +([\w./-]+):\d+: .*FILL", done.stdout, re.MULTILINE)) == places
 
 
 # ---- the commands
@@ -273,8 +273,8 @@ def test_ci_script_is_runnable():
 
 
 def read_yaml(path):
-    found = yaml.safe_load(path.read_text())
-    return {"on": found.pop(True), **found} if True in found else found  # YAML 1.1 reads on: as true
+    data = yaml.safe_load(path.read_text())
+    return {"on": data.pop(True), **data} if True in data else data  # YAML 1.1 reads on: as true
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.name)

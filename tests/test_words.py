@@ -38,10 +38,10 @@ def stumbles(name, text):
     banned = EVERYWHERE | (IN_TEXTS if name.endswith(TEXTS) else {})
     every = re.compile(rf"(?<!\w)(?:{'|'.join(banned)})\b", re.IGNORECASE)  # one pass: there are many files
     return [
-        f"{name}:{text.count(chr(10), 0, found.start()) + 1}: {found[0]!r}, write {better!r}"
-        for found in every.finditer(text)
+        f"{name}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]!r}, write {better!r}"
+        for match in every.finditer(text)
         for phrase, better in banned.items()
-        if re.fullmatch(phrase, found[0], re.IGNORECASE)
+        if re.fullmatch(phrase, match[0], re.IGNORECASE)
     ]
 
 
@@ -53,7 +53,7 @@ def test_no_text_message_or_name_has_a_word_that_readers_stumbled_over():
         if name.endswith(TEXTS + CODE) and not name.startswith(LEFT_OUT) and (ROOT / name).is_file()
     ]
     assert len(names) > 500
-    assert [one for name in names for one in stumbles(name, (ROOT / name).read_text())] == []
+    assert [line for name in names for line in stumbles(name, (ROOT / name).read_text())] == []
 
 
 @pytest.mark.parametrize("name", ["x.md", "x.py"])

@@ -21,7 +21,7 @@ def test_a_ratio_whose_spread_exceeds_it_is_refused():
 
 
 def test_a_ratio_is_taken_round_by_round():
-    """A machine that is slow for one whole round slows both: medians of each side would say nothing else here."""
+    """A machine that is slow for a whole round slows both sides."""
     shared = ratio([1000, 100, 500], [500, 50, 250])
     assert shared is not None
     assert shared.values == (2.0, 2.0, 2.0)
@@ -34,17 +34,17 @@ def test_no_ratio_without_a_round_on_both_sides(one, other):
 
 
 @given(rates)
-def test_the_median_lies_within_the_rounds_and_the_spread_is_their_width(found):
-    summary = Summary(tuple(found))
-    assert min(found) <= summary.median <= max(found)
-    assert summary.spread == max(found) - min(found)
+def test_the_median_lies_within_the_rounds_and_the_spread_is_their_width(values):
+    summary = Summary(tuple(values))
+    assert min(values) <= summary.median <= max(values)
+    assert summary.spread == max(values) - min(values)
 
 
 @given(rates, st.integers(1, 100))
-def test_a_percentile_is_one_of_the_values_and_leaves_few_above_it(found, percent):
-    value = percentile(found, percent)
-    assert value in found
-    assert sum(other > value for other in found) <= len(found) * (100 - percent) / 100
+def test_a_percentile_is_one_of_the_values_and_leaves_few_above_it(values, percent):
+    value = percentile(values, percent)
+    assert value in values
+    assert sum(other > value for other in values) <= len(values) * (100 - percent) / 100
 
 
 def test_known_percentiles():

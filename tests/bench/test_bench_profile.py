@@ -18,8 +18,8 @@ def test_samples_count_for_the_innermost_part_and_waiting_does_not_count(tmp_pat
         "call (/x/studyhall/patterns/bullmq_worker/autopipeline.py:9) 10",
         "no frame at all 500",
     ]
-    found = profile.shares("\n".join(stacks))
-    assert found["JSON"] == pytest.approx(0.6)
-    assert found["pipeline"] == pytest.approx(0.3)
-    assert found["Redis client and its sockets"] == pytest.approx(0.1), "autopipeline is not the pipeline"
-    assert sum(found.values()) == pytest.approx(1)
+    shares = profile.shares("\n".join(stacks))
+    assert shares["JSON"] == pytest.approx(0.6)
+    assert shares["pipeline"] == pytest.approx(0.3)
+    assert shares["Redis client and its sockets"] == pytest.approx(0.1), "autopipeline is not the pipeline"
+    assert sum(shares.values()) == pytest.approx(1)

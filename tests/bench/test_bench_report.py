@@ -30,7 +30,7 @@ PEERS = {
 
 def run(**noop):
     """Results with these rounds of no-op jobs per second."""
-    found = {
+    data = {
         "date": "2031-02-03",
         "mode": "full",
         "rounds": 3,
@@ -43,9 +43,9 @@ def run(**noop):
     lab = SimpleNamespace(failures={"huey": "its worker ended"})
     for turn in range(3):
         rows = {name.replace("_", "-"): {"noop": rates[turn]} for name, rates in noop.items()}
-        results.add(found, "throughput", THROUGHPUT, lab, rows)  # type: ignore[arg-type]
-    results.add(found, "ceiling", CEILING, lab, {"work": {"P1": 9_000, "P16": 20_000}})  # type: ignore[arg-type]
-    return found
+        results.add(data, "throughput", THROUGHPUT, lab, rows)  # type: ignore[arg-type]
+    results.add(data, "ceiling", CEILING, lab, {"work": {"P1": 9_000, "P16": 20_000}})  # type: ignore[arg-type]
+    return data
 
 
 STEADY = {
@@ -67,7 +67,7 @@ def test_medians_spreads_ratios_and_shares_are_in_the_table():
     assert "×" not in huey, "no ratio for rounds that disagree that much"
 
 
-def test_settings_machine_and_what_is_missing_are_said():
+def test_settings_machine_and_gaps_are_reported():
     text = report.markdown(run(**STEADY), {"throughput": "throughput.svg"})
     for shown in (
         "as it comes",
@@ -81,7 +81,7 @@ def test_settings_machine_and_what_is_missing_are_said():
         assert shown in text
 
 
-def test_targets_are_met_or_missed_by_so_much():
+def test_targets_say_by_how_much_they_are_met_or_missed():
     verdicts = {(t.text, t.wanted): t.verdict for t in targets(run(**STEADY))}
     assert verdicts["full pipeline, no-op jobs", "≥ 3.5 × Stock"] == "missed by 1.00 ×"
     assert verdicts["full pipeline, no-op jobs", "≥ 0.3 × Node"] == "met"
@@ -92,45 +92,45 @@ def test_targets_are_met_or_missed_by_so_much():
 
 
 def test_one_lost_job_in_one_round_misses_the_target():
-    found = run(**STEADY)
+    data = run(**STEADY)
     lab = SimpleNamespace(failures={})
     for lost in (0, 1, 0):
-        results.add(found, "kills", KILLS, lab, {"queuesmith": {"lost": lost, "duplicated": 0}})  # type: ignore[arg-type]
-    verdicts = {t.text: t.verdict for t in targets(found)}
+        results.add(data, "kills", KILLS, lab, {"queuesmith": {"lost": lost, "duplicated": 0}})  # type: ignore[arg-type]
+    verdicts = {t.text: t.verdict for t in targets(data)}
     assert verdicts["jobs lost by the kills"] == "missed by 1"
     assert verdicts["jobs duplicated by the kills"] == "met"
 
 
-def test_what_a_peer_does_not_have_is_a_dash_and_words_are_kept():
-    found = run(**STEADY)
+def test_a_missing_value_is_a_dash_and_words_are_kept():
+    data = run(**STEADY)
     lab = SimpleNamespace(failures={})
     rows = {"stock": {"lost": None, "duplicated": "does not say"}, "node": {"lost": 3, "duplicated": 0}}
-    results.add(found, "kills", KILLS, lab, rows)  # type: ignore[arg-type]
-    text = report.markdown(found, {})
+    results.add(data, "kills", KILLS, lab, rows)  # type: ignore[arg-type]
+    text = report.markdown(data, {})
     assert "| Stock | – | does not say |" in text
     assert "| Node | 3 | 0 |" in text
 
 
 def test_results_survive_being_written_and_read(tmp_path):
-    found = run(**STEADY)
-    results.save(found, tmp_path / "results.json")
+    data = run(**STEADY)
+    results.save(data, tmp_path / "results.json")
     again = json.loads((tmp_path / "results.json").read_text())
-    assert report.markdown(again, {}) == report.markdown(found, {})
+    assert report.markdown(again, {}) == report.markdown(data, {})
     assert again["sections"]["throughput"]["rows"]["stock"]["noop"] == STEADY["stock"]
 
 
 def test_what_is_measured_less_is_better_and_what_must_not_fall_is_compared_with_the_run_before(tmp_path):
-    found, lab = run(**STEADY), SimpleNamespace(failures={})
+    data, lab = run(**STEADY), SimpleNamespace(failures={})
     memory, streams = (SimpleNamespace(TITLE="", ABOUT="", COLUMNS={}) for _ in range(2))
-    results.add(found, "memory", memory, lab, {"stock": {"waiting": 100}, "queuesmith": {"waiting": 150}})  # type: ignore[arg-type]
-    results.add(found, "streams", streams, lab, {"Queuesmith": {"consume": 800}})  # type: ignore[arg-type]
+    results.add(data, "memory", memory, lab, {"stock": {"waiting": 100}, "queuesmith": {"waiting": 150}})  # type: ignore[arg-type]
+    results.add(data, "streams", streams, lab, {"Queuesmith": {"consume": 800}})  # type: ignore[arg-type]
     (tmp_path / "before.json").write_text(
         json.dumps({"sections": {"streams": {"rows": {"Queuesmith": {"consume": [1_000]}}}}})
     )
-    found["before"] = results.before(
+    data["before"] = results.before(
         tmp_path / "before.json", [("streams", "Queuesmith", "consume"), ("relay", "x", "y")]
     )
-    verdicts = {t.text: (t.measured, t.verdict) for t in targets(found)}
+    verdicts = {t.text: (t.measured, t.verdict) for t in targets(data)}
     assert verdicts["bytes in Redis per waiting job"] == ("1.50 ×", "missed by 0.20 ×")
     assert verdicts["streams, Queuesmith: consume per second as before"] == ("0.80 ×", "missed by 0.10 ×")
     assert verdicts["relay, SQLite: rate per second as before"] == ("–", "not measured")

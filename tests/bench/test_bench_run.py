@@ -26,12 +26,12 @@ def test_one_command_writes_json_report_and_picture(tmp_path):
     argv = ["-m", "bench", "--section", "enqueue,latency", "--peers", "queuesmith-bare", "--out", str(tmp_path)]
     done = subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "results.json").read_text())
-    row = found["sections"]["enqueue"]["rows"]["queuesmith-bare"]
+    results = json.loads((tmp_path / "results.json").read_text())
+    row = results["sections"]["enqueue"]["rows"]["queuesmith-bare"]
     (single,), (bulk,), (gain,) = row["single"], row["bulk"], row["gain"]
     assert single > 0
     assert gain == pytest.approx(bulk / single, rel=0.01)
-    delays = found["sections"]["latency"]["rows"]["queuesmith-bare"]
+    delays = results["sections"]["latency"]["rows"]["queuesmith-bare"]
     assert [0] < delays["idle_p50"] <= delays["idle_p99"]
     assert (tmp_path / "RESULTS.md").read_text() == done.stdout.removesuffix("\n")
     assert (tmp_path / "latency.svg").read_text().startswith("<svg")
@@ -77,7 +77,7 @@ def test_a_tally_tells_lost_and_duplicated_jobs(tmp_path):
 
 
 def test_the_rate_counts_neither_start_nor_tail():
-    """A hundred jobs, one every 10 ms, but the first tenth took a minute and the last straggles by another."""
+    """A hundred jobs, one every 10 ms, but the first tenth took a minute and the last is a minute late."""
     second = 1_000_000_000
     ends = [n * 6 * second for n in range(10)] + [60 * second + n * second // 100 for n in range(80)]
     ends += [120 * second + n for n in range(10)]
@@ -93,11 +93,11 @@ def test_a_worker_that_ends_is_an_error_with_what_it_said(lab):
             bench.finished(1, workers, timeout=60)
 
 
-def test_a_peer_that_cannot_be_installed_is_said_and_left_out(tmp_path, monkeypatch):
+def test_a_peer_that_cannot_be_installed_is_reported_and_left_out(tmp_path, monkeypatch):
     for name in ("gone", "queuesmith"):
         (tmp_path / "peers" / name).mkdir(parents=True)
-        told = (PEERS / "queuesmith" / "peer.toml").read_text()
-        (tmp_path / "peers" / name / "peer.toml").write_text(told.replace("Queuesmith, full", name))
+        text = (PEERS / "queuesmith" / "peer.toml").read_text()
+        (tmp_path / "peers" / name / "peer.toml").write_text(text.replace("Queuesmith, full", name))
     (tmp_path / "peers" / "gone" / "requirements.txt").write_text("no-such-package-at-all==1.0\n")
     monkeypatch.setattr(labs, "PEERS", tmp_path / "peers")
     monkeypatch.setattr(labs, "ENVS", tmp_path / "envs")
@@ -139,7 +139,7 @@ def test_every_section_says_what_it_measures():
 @pytest.mark.fault
 @pytest.mark.parametrize("name", ORDER)
 def test_every_peer_does_all_kinds_of_work_once(lab, name):
-    """Installs the peer when it is not there yet."""
+    """Installs the peer if needed."""
     peer = Peer.load(name)
     peer.install()
     assert name in OURS or (ENVS / name).exists()

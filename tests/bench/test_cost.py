@@ -1,5 +1,5 @@
 """What reliability costs must not grow unnoticed: counted, and compared with the stock worker in the same run, so that
-neither a neighbour's load nor another Python changes much. Function calls everywhere, instructions with valgrind."""
+neither other load nor another Python changes much. Function calls everywhere, instructions with valgrind."""
 
 import json
 import os
@@ -13,10 +13,10 @@ from harness.missing import need_binary
 from harness.redis import RedisServer
 
 PROGRAM = Path(__file__).parent / "programs" / "counted_cost.py"
-# Ours to one of stock's; a change that lowers one lowers it here. `execute` varies by 8 %, with how jobs fall into
+# Ours per one of stock's; whoever lowers a cost lowers it here. `execute` varies by 8 %, with how jobs fall into
 # turns of the loop.
 CALLS = {"enqueue": 0.78, "enqueue_many": 0.44, "execute": 0.24, "execute 100 KB": 0.26}
-# valgrind has none of the instructions made for SHA-256: what is signed costs more there than it does.
+# valgrind lacks the SHA-256 instructions: signing costs more there than it does.
 INSTRUCTIONS = {"enqueue": 1.34, "enqueue_many": 1.0, "execute": 0.53, "execute 100 KB": 2.56}
 MORE = 1.15
 
@@ -45,16 +45,16 @@ def counted(folder, *under, out=None):
     finally:
         server.stop()
     assert ran.returncode == 0, ran.stderr[-3_000:]
-    found = json.loads(ran.stdout.splitlines()[-1])
-    print(found)
-    return found
+    costs = json.loads(ran.stdout.splitlines()[-1])
+    print(costs)
+    return costs
 
 
 @pytest.mark.timeout(1_600)
 @pytest.mark.parametrize("part", CALLS)
 def test_a_job_costs_no_more_calls_than_it_did(part, calls):
     times = calls["ours"][part] / calls["stock"][part]
-    assert times <= CALLS[part] * MORE, f"{times:.2f} × stock: {calls}; find them with cProfile, or pay here"
+    assert times <= CALLS[part] * MORE, f"{times:.2f} × stock: {calls}; find them with cProfile, or allow them here"
 
 
 @pytest.mark.slow
@@ -63,5 +63,5 @@ def test_a_job_costs_no_more_calls_than_it_did(part, calls):
 def test_a_job_costs_no_more_instructions_than_it_did(part, instructions):
     times = instructions["ours"][part] / instructions["stock"][part]
     assert times <= INSTRUCTIONS[part] * MORE, (
-        f"{times:.2f} × stock: {instructions}; see callgrind_annotate, or pay here"
+        f"{times:.2f} × stock: {instructions}; see callgrind_annotate, or allow them here"
     )

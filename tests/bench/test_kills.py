@@ -1,4 +1,4 @@
-"""The same kills double what an ordinary handler does and leave what the pipeline does as it should be."""
+"""The same kills duplicate the effects of an ordinary handler, and none of the pipeline's."""
 
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -27,12 +27,12 @@ def lab(redis_server, tmp_path):
 def soon(monkeypatch):
     monkeypatch.setattr(kills, "TAKEOVER", 2.0)
     monkeypatch.setattr(kills, "AT_A_TIME", 10)
-    # At the row of a job, which has 20 ms left: an ordinary handler is hit between its effect and its end.
+    # At a job's row, 20 ms before its end: an ordinary handler is hit between effect and end.
     monkeypatch.setattr(kills, "moments", lambda jobs, count, seed: [(20 * (n + 1), 0.0) for n in range(count)])
 
 
 @pytest.mark.fault
-def test_kills_double_the_ordinary_insert_and_nothing_of_the_pipeline(lab, soon):
+def test_kills_duplicate_the_ordinary_insert_and_nothing_of_the_pipeline(lab, soon):
     with ThreadPoolExecutor(2) as turns:
         pipeline, bare = turns.map(
             lambda name: kills.survive(lab, Peer.load(name), jobs=80, kills=2, limit=90, seed=1), OURS
@@ -74,5 +74,5 @@ def test_rows_of_a_database_and_lines_of_a_file_are_effects_alike(tmp_path):
     effects.close()
 
 
-def test_there_are_words_on_every_peer():
+def test_every_peer_is_described():
     assert set(crash.WORDS) == set(ORDER)

@@ -15,5 +15,5 @@ def test_ticks_of_both_schedulers_are_measured(redis_url):
     assert -50 < ours["p50"] <= ours["p95"] <= ours["p99"] <= ours["most"] < 3000
 
 
-def test_no_tick_is_no_figure():
+def test_without_a_tick_there_is_no_figure():
     assert scheduler._summary([])["p50"] is None

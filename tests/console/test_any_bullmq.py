@@ -144,10 +144,10 @@ def test_100000_jobs_in_each_state_are_shown_without_holding_redis(server, conso
                 wanted = {"action": action, "queue": "big", "state": state, "count": count}
                 assert finished(client, wanted)["done"] == count
             took = {}
-            for one in redis.slowlog_get(100_000):
-                kind = " ".join(one["command"].decode().split()[:2])  # a script by its hash, a job by its queue
+            for entry in redis.slowlog_get(100_000):
+                kind = " ".join(entry["command"].decode().split()[:2])  # a script by its hash, a job by its queue
                 kind = re.sub(r"-\d+\b.*| \d+$", "", kind)
-                took[kind] = max(took.get(kind, 0), one["duration"])
+                took[kind] = max(took.get(kind, 0), entry["duration"])
             assert len(took) > 10, took
             worst.append(took)
         redis.config_set("slowlog-log-slower-than", -1)
@@ -156,8 +156,8 @@ def test_100000_jobs_in_each_state_are_shown_without_holding_redis(server, conso
         assert pages["total"] == MANY - 3_000
         assert all(row["due"] > time.time() for row in pages["jobs"])
         assert "cmdstat_keys" not in redis.info("commandstats")
-    # The longest command of each kind, in the best of three rounds: a machine that is busy elsewhere stops a command in
-    # its middle, but not the same one every time.
+    # The longest command of each kind, in the best of three rounds: a busy machine interrupts commands, but not the
+    # same one every time.
     longest = {kind: min(took.get(kind, 0) for took in worst) for kind in worst[0]}
     print({path: f"{1000 * seconds:.0f} ms" for path, seconds in best.items()})
     print("longest µs", sorted(((time, kind) for kind, time in longest.items()), reverse=True)[:5])
@@ -176,22 +176,22 @@ def test_search_finds_any_job_by_id_and_goes_on_by_name(server, console):
         assert [row["id"] for row in ask(q="wait-23456", size=1)["jobs"]] == ["wait-23456"]
         assert [row["state"] for row in ask(q="failed-20")["jobs"]] == ["failed"], "in whatever state"
         assert ask(q="failed-20", state="wait", offset=30_000)["jobs"] == []
-        found, offset = [], 0
+        ids, offset = [], 0
         for _step in range(1_000):
             answer = ask(state="wait", q="T-2999", offset=offset)
-            found += [row["id"] for row in answer["jobs"]]
+            ids += [row["id"] for row in answer["jobs"]]
             if (offset := answer["next"]) is None:
                 break
-        assert sorted(found) == sorted(f"wait-{n}" for n in (2999, *range(29990, 30_000)))
+        assert sorted(ids) == sorted(f"wait-{n}" for n in (2999, *range(29990, 30_000)))
         whole = client.get("/admin/jobs/export", params={"queue": "long", "state": "failed"}).json()
         assert [row["payload"] for row in whole][:2] == [{"number": 20}, {"number": 19}]
         some = client.get("/admin/jobs/export", params={"queue": "long", "q": "T-2999"}).json()
-        assert sorted(row["id"] for row in some) == sorted(found), "what was searched for is what is exported"
+        assert sorted(row["id"] for row in some) == sorted(ids), "what was searched for is what is exported"
 
 
 @pytest.mark.needs_browser
 def test_nothing_is_squeezed_or_reaches_below_its_neighbour(server, console, open_page):
-    """Seen: a list below the detail beside it, buttons of one letter a line, a label over its number."""
+    """Seen: a list below the detail beside it, buttons one letter wide, a label over its number."""
     queue = "analytics-of-the-european-region"
     fill(server, queue, "delayed", 3)
     with server.client() as redis:
@@ -211,7 +211,7 @@ def test_nothing_is_squeezed_or_reaches_below_its_neighbour(server, console, ope
         page.goto(f"/#/jobs/{queue}/delayed-2")
         page.locator(".detail .pill").first.wait_for()
         if width == 1280:
-            # Drawn again meanwhile, a thing has no box for a moment.
+            # An element that is drawn again has no box for a moment.
             table, detail = (until_sync(page.locator(name).bounding_box) for name in ("table.rows", ".detail"))
             assert table["x"] + table["width"] <= detail["x"]
 
@@ -255,9 +255,9 @@ def test_every_dead_letter_is_reached_in_time(stored):
             assert [first["total"], first["queues"]] == [LETTERS, ["q0", "q1", "q2"]]
             assert first["dead_letters"][0]["job_id"] == f"order-{LETTERS - 1}"
             assert last["dead_letters"][-1]["job_id"] == "order-0"
-            [found] = ask(q="ORDER-16181", queue="q2")["dead_letters"]
-            assert found["job_id"] == "order-16181"
-            assert ask(q="100%_")["total"] == 0, "what was typed is no pattern"
+            [letter] = ask(q="ORDER-16181", queue="q2")["dead_letters"]
+            assert letter["job_id"] == "order-16181"
+            assert ask(q="100%_")["total"] == 0, "the text is not a pattern"
     assert max(best.values()) < 0.3, best
 
 
@@ -338,8 +338,8 @@ def test_a_node_service_is_seen_and_acted_on_and_its_worker_agrees(server, conso
             lambda: "mail" in client.get("/admin/workers").json()["queues"], timeout=60, what="found by its keys"
         )
         who = client.get("/admin/workers").json()
-        assert {one["name"] for one in who["workers"] if one["queue"] == "mail"} == {"post-office"}
-        [held] = [one for one in who["active"] if one["id"] == "hold-zoe"]
+        assert {each["name"] for each in who["workers"] if each["queue"] == "mail"} == {"post-office"}
+        [held] = [each for each in who["active"] if each["id"] == "hold-zoe"]
         assert [held["worker"], held["held"]] == ["post-office", True]
         [row] = [row for row in client.get("/admin/queues").json()["queues"] if row["queue"] == "mail"]
         assert row["workers"] == 1
@@ -361,7 +361,7 @@ def test_a_node_service_is_seen_and_acted_on_and_its_worker_agrees(server, conso
         ends("later-eve", "completed")
 
         def digest():
-            return next(one for one in client.get("/admin/schedules").json()["schedules"] if one["id"] == "digest")
+            return next(each for each in client.get("/admin/schedules").json()["schedules"] if each["id"] == "digest")
 
         schedule = digest()
         assert [schedule["tz"], schedule["overdue"]] == ["Europe/Berlin", False]
@@ -396,7 +396,7 @@ def test_everything_needs_the_token_in_a_header_and_guessing_ends(server, tmp_pa
             statuses = [guess.get("/admin/session").status_code for _ in range(14)]
             assert (statuses[:10], statuses[-1]) == ([401] * 10, 429)
             right = guess.get("/admin/session", headers={"authorization": f"Bearer {TOKEN}"})
-            assert (right.status_code, int(right.headers["retry-after"]) <= 6) == (429, True), "a right one is not told"
+            assert (right.status_code, int(right.headers["retry-after"]) <= 6) == (429, True), "the right token, too"
             assert bare.get("/").status_code == 200
         with client_of(console) as client:
             foreign = {"origin": "https://evil.example"}
@@ -406,7 +406,7 @@ def test_everything_needs_the_token_in_a_header_and_guessing_ends(server, tmp_pa
 
 
 @pytest.mark.needs_browser
-def test_redis_away_is_said_and_the_token_is_as_good_as_before(tmp_path, open_page):
+def test_an_outage_of_redis_is_shown_and_the_token_stays_valid(tmp_path, open_page):
     own = RedisServer.start()
     url = f"sqlite:///{tmp_path / 'service.db'}"
     make_store(url)

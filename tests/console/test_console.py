@@ -1,4 +1,4 @@
-"""The console in a real browser, before a real API, worker and Redis."""
+"""The console in a real browser, with a real API, worker and Redis."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "reference" / "samples"
 PROGRAMS = Path(__file__).parent / "programs"
 VIEWS = ("overview", "documents", "jobs", "workers", "schedules", "letters", "sagas", "outbox", "breakers", "events")
-# View, "": one saga; and what opens the dialog
+# View ("": one saga) and what opens the dialog
 DIALOGS = (
     ("overview", "Pause graphs"),
     ("schedules", "Run now"),
@@ -39,7 +39,7 @@ def damaged(folder, name="damaged.pdf"):
 
 
 def long_document(folder):
-    """Many parts: long enough at work to be stopped in the middle."""
+    """Many parts, so that it can be stopped in the middle."""
     text = (SAMPLES / "water-cycle.md").read_text()
     path = folder / "long.md"
     path.write_text("\n\n".join(f"# Chapter {number}\n\n{text}" for number in range(12)))
@@ -108,7 +108,7 @@ def test_token_is_refused_then_accepted_and_never_in_an_address(hall, open_page)
     another.get_by_text("This view needs the admin token").wait_for()
 
 
-def test_dead_letters_are_replayed_one_and_many_and_purged_by_word(hall, open_page, tmp_path):
+def test_dead_letters_are_replayed_alone_or_together_and_purged(hall, open_page, tmp_path):
     repaired = hall.upload(damaged(tmp_path))
     page = open_page(hall, "#/letters", token=True)
     letters_view(page, 1)
@@ -119,7 +119,7 @@ def test_dead_letters_are_replayed_one_and_many_and_purged_by_word(hall, open_pa
     page.get_by_text("Replayed: the job is back").wait_for()
     page.get_by_text("No dead letters").wait_for()
 
-    # Many: they die again, for nobody repaired them, each with its earlier death on record.
+    # Many: nobody repaired them, so they die again, each with its earlier death on record.
     for number in range(3):
         hall.upload(damaged(tmp_path), f"broken-{number}.pdf")
     page.goto("/#/letters")
@@ -182,7 +182,7 @@ def test_many_jobs_are_cancelled_and_one_that_runs_with_them(hall, open_page, tm
     page.get_by_label("Type “cancel” to go on").fill("cancel")
     page.get_by_role("button", name="Cancel 3", exact=True).click()
     page.get_by_text("3 jobs cancelled.").wait_for()
-    for document in documents:  # the rest of each flow, the stage that runs included
+    for document in documents:  # the rest of each flow, with the running stage
         page.goto(f"/#/documents/{document}")
         page.locator(".detail .card-head .pill", has_text="cancelled").wait_for(timeout=30_000)
     page.goto("/#/workers")
@@ -190,8 +190,7 @@ def test_many_jobs_are_cancelled_and_one_that_runs_with_them(hall, open_page, tm
     assert worker.inner_text().rpartition(":")[2].isdigit(), "by host and process, as in its log"
 
 
-# A toast goes after a few seconds, and the API may be back for that long before the harness has seen it: what was shown
-# is kept.
+# A toast goes after a few seconds, perhaps before the harness has seen the API come back: what was shown is kept.
 KEEP_TEXTS = """
 window.untouched = true;
 window.shown = "";
@@ -203,13 +202,13 @@ new MutationObserver((changes) => changes.forEach((change) =>
 
 @pytest.fixture
 def restored(hall):
-    """The shared StudyHall, with the API as the other tests expect it when this one has failed midway."""
+    """The shared StudyHall; its API is back for the other tests even if this one fails midway."""
     yield hall
     hall.stop_api()
     hall.start_api()
 
 
-def test_restart_of_the_api_is_announced_and_outlived(restored, open_page):
+def test_restart_of_the_api_is_announced_and_survived(restored, open_page):
     hall = restored
     page = open_page(hall, "#/documents", token=True)
     page.watched.expect("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_EMPTY_RESPONSE", "403")
@@ -319,7 +318,7 @@ def test_events_appear_as_they_happen_and_can_be_held(hall, open_page):
 
 @pytest.fixture(scope="module")
 def furnished(hall, tmp_path_factory):
-    """Something to look at in every view, named by somebody hostile; the routes of some details."""
+    """Something to see in every view, with hostile names; the routes of some details."""
     document = hall.upload(SAMPLES / "plate-tectonics.docx", HOSTILE)
     hall.upload(damaged(tmp_path_factory.mktemp("furnished")), f"{60 * 'long'}.pdf")
     hall.program(PROGRAMS / "add_job.py", hall.redis_url, "documents", HOSTILE)
@@ -343,27 +342,27 @@ def test_accessibility_check_finds_nothing_at_all(hall, open_page, furnished, th
     source = axe_source()
     # The page's own policy would refuse the checker's script: bypassed in this context alone.
     look = {"token": True, "bypass_csp": True, "color_scheme": theme, "reduced_motion": "reduce"}
-    found = []
+    faults = []
     for width in (390, 1280):
         page = open_page(hall, "", viewport={"width": width, "height": 800}, **look)
         page.evaluate(source)
         for route in (*VIEWS, *furnished):
             settle(page, route)
-            found += [f"{route} at {width}: {one}" for one in violations(page)]
+            faults += [f"{route} at {width}: {fault}" for fault in violations(page)]
             assert page.evaluate("document.documentElement.scrollWidth") <= width, route
         if width == 390:
             for route, button in DIALOGS:
                 settle(page, route or furnished[2])
                 page.get_by_role("button", name=button).first.click()
                 page.locator("dialog[open]").wait_for()
-                found += [f"{button} of {route}: {one}" for one in violations(page)]
+                faults += [f"{button} of {route}: {fault}" for fault in violations(page)]
                 page.keyboard.press("Escape")
-    assert found == []
+    assert faults == []
     page.get_by_role("link", name=HOSTILE).first.click()
     payload = page.locator(".detail [data-part=payload]").inner_text()
     assert [HOSTILE in payload, "hunter2" in payload] == [True, False]
     assert page.locator(".detail .note + .facts").get_by_text("forged").count() == 1
     assert page.locator("img[src=x]").count() == 0
-    # It can fail: an unlabelled field is found.
+    # It can fail: it finds an unlabelled field.
     page.evaluate("document.querySelector('main').append(document.createElement('input'))")
-    assert [one.split()[0] for one in violations(page, ("critical",))] == ["label"]
+    assert [fault.split()[0] for fault in violations(page, ("critical",))] == ["label"]

@@ -16,7 +16,7 @@ def test_text_never_becomes_markup_and_nothing_comes_from_elsewhere(path):
     text = path.read_text()
     markup = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc"
     assert re.findall(markup, text) == []
-    addresses = {found for found in re.findall(r"https?://[^\s\"'`)]+", text) if "www.w3.org" not in found}
+    addresses = {url for url in re.findall(r"https?://[^\s\"'`)]+", text) if "www.w3.org" not in url}
     assert addresses == set()
 
 

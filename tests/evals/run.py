@@ -47,9 +47,9 @@ def laid_out(case: dict[str, Any], source: str, folder: Path) -> Path:
 
 
 def graded(case: dict[str, Any], folder: Path) -> list[str]:
-    """What is broken in the service in `folder`; nothing, if it passes."""
-    told = (ROOT / case["good"] / "prove.toml").read_text()
-    (folder / "prove.toml").write_text(told.replace('"../.."', json.dumps(str(ROOT / "reference"))))
+    """What is broken in the service in `folder`, if anything."""
+    text = (ROOT / case["good"] / "prove.toml").read_text()
+    (folder / "prove.toml").write_text(text.replace('"../.."', json.dumps(str(ROOT / "reference"))))
     if case["stack"] == "bullmq-ts":
         built = subprocess.run(["npx", "--no-install", "tsc"], cwd=folder, capture_output=True, text=True, check=False)
         if built.returncode:
@@ -59,7 +59,7 @@ def graded(case: dict[str, Any], folder: Path) -> list[str]:
         card: Card = prove(load(folder / "prove.toml"), Options(only=case["faults"]))
     if card.evidence:
         shutil.rmtree(card.evidence, ignore_errors=True)
-    broken = [f"{row.fault}: {one.invariant}, {one.measured}" for row in card.broken for one in row.broken]
+    broken = [f"{row.fault}: {miss.invariant}, {miss.measured}" for row in card.broken for miss in row.broken]
     return broken or [f"{row.fault}: {row.verdict}" for row in card.rows if row.verdict != "held"]
 
 
@@ -87,7 +87,7 @@ def asked(command: str) -> Ask:
 
 
 def run(name: str, ask: Ask, folder: Path) -> list[str]:
-    """A model's turn at a case: what is wrong with what it did."""
+    """A model's turn at a case: what is wrong with its work."""
     case = CASES[name]
     if "good" not in case:
         return [f"called {skill}" for skill in skills_called(ask(folder, case["prompt"]))]

@@ -1,4 +1,4 @@
-"""The pattern guide as files: nothing missing, every link leads somewhere, every figure comes from a file."""
+"""The pattern guide as files: nothing is missing, no link is dead, every figure comes from a file."""
 
 import ast
 import json
@@ -20,7 +20,7 @@ PROOF_LINE = re.compile(r'class="qs-proof" href="([^"#]+)#L(\d+)"[^>]*>([^<]+)<'
 
 
 def lacks(text, proofs):
-    """What a pattern's page has to have and has not."""
+    """What a pattern's page lacks."""
     page = Document(text)
     gone = [word for name, word in NEEDED.items() if not page.classes.get(name)]
     if page.classes.get("qs-proof", 0) != proofs:
@@ -43,13 +43,13 @@ def test_every_pattern_has_its_failure_drawn_its_card_its_code_and_its_proofs(gu
 
 
 def test_every_promise_says_when_it_does_not_hold_in_the_words_of_its_module(guide):
-    told = 0
+    quoted = 0
     for pattern in CATALOGUE:
         module = ROOT / "reference" / "studyhall" / "patterns" / pattern.own[0]
         if "not hold" in (ast.get_docstring(ast.parse(module.read_text())) or "").lower():
             assert 'class="qs-limits"' in guide.text(f"patterns/{pattern.id}/"), pattern.id
-            told += 1
-    assert told > len(CATALOGUE) / 2
+            quoted += 1
+    assert quoted > len(CATALOGUE) / 2
 
 
 @pytest.mark.parametrize("name", NEEDED)
@@ -60,7 +60,7 @@ def test_a_page_without_card_diagram_or_proof_is_found(guide, name):
 
 
 def broken_links(folder):
-    """Every link and load of every page that leads nowhere, source pages included."""
+    """Every link and load that leads nowhere, source pages included."""
     documents = {}
 
     def document(path):
@@ -135,7 +135,7 @@ def test_quoted_lines_are_the_lines_that_are_linked(guide):
 
 
 def test_styles_load_nothing_from_another_host(guide):
-    """What pages load is in `broken_links`; the browser's own list of requests is in test_guide_browser."""
+    """`broken_links` checks what pages load; test_guide_browser checks the browser's requests."""
     styles = list(guide.folder.rglob("*.css"))
     assert len(styles) > 2
     for style in styles:
@@ -207,10 +207,10 @@ def test_the_card_shows_the_figures_of_the_file_with_date_and_seed(bare):
 
 def test_a_card_is_sentences_and_its_raw_figures_are_one_click_away(guide):
     text = re.sub(r"</?(code|strong)>", "", guide.text("patterns/idempotency/"))
-    told, _, raw = text.partition('<details class="qs-raw"')
-    assert "240 deliveries, 48 kills at four moments: nothing lost, nothing duplicated." in told
-    assert "The usual SET NX lost 42" in told
-    assert "naive set nx lost" not in told
+    prose, _, raw = text.partition('<details class="qs-raw"')
+    assert "240 deliveries, 48 kills at four moments: nothing lost, nothing duplicated." in prose
+    assert "The usual SET NX lost 42" in prose
+    assert "naive set nx lost" not in prose
     assert "naive set nx lost" in raw
 
 
@@ -220,7 +220,7 @@ def test_every_experiment_has_a_sentence_that_its_figures_fill():
         f"{path.stem}/{name}"
         for path in sorted(cards.COMMITTED.glob("*.json"))
         for name, entry in cards.measured(path.stem, (cards.COMMITTED,)).items()
-        # the naive twin of some runs on SQLite only, and that one is shown
+        # some naive twins run on SQLite only, and that run is shown
         if not cards.filled(path.stem, cards.experiment(name)[0], entry["figures"]) and "postgres" not in name
     ]
     assert wanting == []
@@ -255,14 +255,14 @@ def test_home_is_a_quickstart_a_chooser_and_a_chart_of_the_peers(guide):
     assert "kill -9 $!" in plain
     assert "token" not in plain.lower()
     assert "make guide" not in text
-    told = re.findall(r"<desc id=[^>]*>([^<]*)</desc>", text)
-    assert len(told) == 2
+    charts = re.findall(r"<desc id=[^>]*>([^<]*)</desc>", text)
+    assert len(charts) == 2
     for peer in json.loads((ROOT / "bench" / "results.json").read_text())["peers"].values():
-        assert all(f"{peer['title']}: " in chart for chart in told), peer["title"]
-    assert "Queuesmith, full pipeline: nothing" in told[0]
+        assert all(f"{peer['title']}: " in chart for chart in charts), peer["title"]
+    assert "Queuesmith, full pipeline: nothing" in charts[0]
 
 
-def test_what_was_not_measured_is_said_never_filled_in(bare):
+def test_what_was_not_measured_is_named_never_filled_in(bare):
     assert 'data-measured="none"' in bare.text("patterns/saga/")
     assert "not measured yet" in bare.text("patterns/saga/")
     operations = bare.text("operations/")
@@ -281,7 +281,7 @@ def test_the_benchmark_and_operations_pages_show_the_results_of_the_file(bare):
 
 
 def test_without_npm_the_diagrams_are_text_and_the_build_says_so(bare):
-    assert "diagrams are shown as text" in bare.said
+    assert "diagrams are shown as text" in bare.output
     assert not (bare.folder / "assets" / "mermaid.min.js").exists()
     assert 'data-qs-mermaid="no"' in bare.text("patterns/retry/")
     assert "sequenceDiagram" in bare.text("patterns/retry/")
@@ -295,7 +295,7 @@ def test_the_entry_of_a_pattern_is_not_shown_as_text(guide):
 
 
 def test_pages_have_no_second_copy_of_a_skill_text():
-    """A sentence of a skill page that also stands in a hand-written page of the guide would drift."""
+    """A sentence of a skill page that is repeated in a hand-written page of the guide would drift."""
     skills = " ".join(" ".join(path.read_text().split()) for path in (ROOT / "skills").rglob("*.md"))
     for path in (ROOT / "guide" / "pages").rglob("*.md"):
         for sentence in re.split(r"(?<=[.:])\s", " ".join(path.read_text().split())):
@@ -316,9 +316,9 @@ def test_pages_have_no_second_copy_of_a_skill_text():
     ids=["effect first", "marker first", "acknowledged first"],
 )
 def test_a_verdict_of_a_timeline_follows_from_what_is_durable(steps, words):
-    """Not written beside the moment: the same rows judge any order of the steps."""
-    told = tomllib.loads((ROOT / "guide" / "timelines.toml").read_text())["idempotency"]
-    moments = timelines.derived(told | {"usual": ["title", *steps]})["moments"]
+    """It is not written beside the moment: the same rows judge any order of steps."""
+    timeline = tomllib.loads((ROOT / "guide" / "timelines.toml").read_text())["idempotency"]
+    moments = timelines.derived(timeline | {"usual": ["title", *steps]})["moments"]
     assert [moment["usual"][1] for moment in moments] == words.split()
 
 
@@ -336,6 +336,6 @@ def test_the_demo_of_the_readme_is_small_whole_and_recorded_by_the_script():
     assert readme.index("assets/demo.svg") < readme.index("make demo ") < readme.index("## Three ways in")
 
 
-def test_what_is_not_proven_is_told_from_the_readme_and_the_home_page():
+def test_what_is_not_proven_is_linked_from_the_readme_and_the_home_page():
     assert "(guide/pages/not-proven.md)" in (ROOT / "README.md").read_text()
     assert "(page:not-proven)" in (ROOT / "guide" / "pages" / "index.md").read_text()

@@ -99,7 +99,7 @@ def test_every_failure_of_the_catalogue_can_be_drawn_and_gone_through_step_by_st
         }""",
         texts,
     )
-    assert failed == ["states", "broken"], "that one has no order, and that one no sense"
+    assert failed == ["states", "broken"], "the first has no order, the second is not valid"
 
 
 def test_a_failure_is_gone_through_by_keyboard(read):

@@ -1,4 +1,4 @@
-"""The quickstart of the guide's home, as it is typed; only what is installed is what these tests run with."""
+"""The quickstart of the guide's home, as it is typed, but with the packages of these tests."""
 
 import os
 import re

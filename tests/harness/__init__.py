@@ -1,1 +1,1 @@
-"""What the tests stand on: real servers in temporary directories, real processes, polls instead of sleeps."""
+"""The basis of the tests: real servers in temporary directories, real processes, polls, not sleeps."""

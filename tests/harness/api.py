@@ -55,7 +55,7 @@ class Api:
         return made
 
     def logs(self) -> str:
-        return "\n".join(one.log.read_text(encoding="utf-8", errors="replace") for one in (self.process, *self.workers))
+        return "\n".join(run.log.read_text(encoding="utf-8", errors="replace") for run in (self.process, *self.workers))
 
 
 @asynccontextmanager
@@ -80,17 +80,17 @@ class StandingApi:
         self.admin = httpx2.Client(base_url=url, timeout=30, headers={"authorization": f"Bearer {TOKEN}"})
 
     def logs(self) -> str:
-        both = (one for one in (self.process, self.worker) if one is not None)
-        return "\n".join(one.log.read_text(encoding="utf-8", errors="replace") for one in both)
+        both = (process for process in (self.process, self.worker) if process is not None)
+        return "\n".join(process.log.read_text(encoding="utf-8", errors="replace") for process in both)
 
     def until(self, path: str, done: Callable[[Any], object], seconds: float = 60) -> Any:
-        """Ask until the answer is as wanted; the answer."""
+        """Ask until `done(answer)`; the answer."""
         deadline = time.monotonic() + seconds
         while True:
-            found = self.client.get(path).json()
-            if done(found):
-                return found
-            assert time.monotonic() < deadline, f"{path} after {seconds:g} s: {found}"
+            answer = self.client.get(path).json()
+            if done(answer):
+                return answer
+            assert time.monotonic() < deadline, f"{path} after {seconds:g} s: {answer}"
             time.sleep(0.05)
 
 

@@ -13,7 +13,7 @@ VERSION = "4.14.0"
 
 
 def axe_source() -> str:
-    """The script to evaluate in a page; a skip that says how to get it when npm is not there."""
+    """The script to evaluate in a page. Without npm: a skip that says how to get it."""
     home = ROOT / "build" / "axe"
     source = home / "node_modules" / "axe-core" / "axe.min.js"
     home.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def violations(page: Any, impacts: tuple[str, ...] = ("minor", "moderate", "seri
     result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     assert len(result["passes"]) > 10, "the checker checked nothing"
     return [
-        f"{one['id']} ({one['impact']}) at {[node['target'] for node in one['nodes']][:3]}"
-        for one in result["violations"]
-        if one["impact"] in impacts
+        f"{rule['id']} ({rule['impact']}) at {[node['target'] for node in rule['nodes']][:3]}"
+        for rule in result["violations"]
+        if rule["impact"] in impacts
     ]

@@ -69,5 +69,5 @@ class Broker(ABC):
                 if not greeting or probe.recv(len(greeting)) == greeting:
                     return
             time.sleep(0.02)
-        said = (self.directory / "log").read_text(errors="replace")[-2000:]
-        raise AssertionError(f"the test server did not start:\n{said}")
+        log = (self.directory / "log").read_text(errors="replace")[-2000:]
+        raise AssertionError(f"the test server did not start:\n{log}")

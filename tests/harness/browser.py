@@ -110,7 +110,7 @@ class StudyHall:
         self._worker.line_sync('"ready"', timeout=60)
 
     def start_relay(self) -> None:
-        """A payment provider and the event worker: from here on orders are paid, confirmed or taken back."""
+        """A payment provider and the event worker: from here on orders are paid, confirmed or undone."""
         folder = self.directory / "payments"
         self._sandbox = spawn_python(
             "studyhall.payment_sandbox", "--port", "0", "--data-dir", folder, log=self.directory / "payments.log"
@@ -148,7 +148,7 @@ class StudyHall:
             return json.load(answer)
 
     def close(self) -> None:
-        """The API and the worker end, and the embedded server with the last of them."""
+        """Ends the API, the worker and, with the last of them, the embedded server."""
         children = [child for child in (self._relay, self._sandbox, self._worker, self._api) if child]
         for child in children:
             if child.returncode is None:
@@ -161,7 +161,7 @@ class StudyHall:
 
     @property
     def redis_url(self) -> str:
-        """With the password of the embedded server, which the ready line keeps to itself."""
+        """With the embedded server's password, which the ready line does not show."""
         [state] = self.directory.rglob("state.json")
         server = json.loads(state.read_text())
         return f"redis://:{server['password']}@127.0.0.1:{server['port']}/0"
@@ -173,14 +173,14 @@ class StudyHall:
 
 
 class Watched:
-    """What a page did that it must not. `clean()` at the end of every test."""
+    """What a page did and must not. `clean()` at the end of every test."""
 
     def __init__(self, page: Any, home: str) -> None:
         self.errors: list[str] = []
         self.foreign: list[str] = []
         self.expected: tuple[str, ...] = ()
         host = urlsplit(home).netloc
-        page.on("console", self._said)
+        page.on("console", self._on_console)
         page.on("pageerror", lambda error: self.errors.append(f"script: {error}"))
         page.on("dialog", self._asked)
         page.on("request", lambda request: self._requested(request.url, host))
@@ -194,9 +194,9 @@ class Watched:
         assert wrong == []
         assert self.foreign == [], "the console may talk to its own server only"
 
-    def _said(self, said: Any) -> None:
-        if said.type in ("error", "warning"):
-            self.errors.append(f"{said.type}: {said.text}")
+    def _on_console(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.errors.append(f"{message.type}: {message.text}")
 
     def _asked(self, dialog: Any) -> None:
         self.errors.append(f"dialog: {dialog.message}")
@@ -240,7 +240,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def hall(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[StudyHall]:
-    """One StudyHall for the tests that only look and add. Asked for after the browser: no browser, no servers."""
+    """One StudyHall for the tests that only look and add. After the browser: no browser, no servers."""
     running = StudyHall(tmp_path_factory.mktemp("studyhall"), pace=0.25)
     yield running
     running.close()
@@ -267,5 +267,5 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     yield start
     for context in contexts:
         context.close()
-    for one in watched:
-        one.clean()
+    for each in watched:
+        each.clean()

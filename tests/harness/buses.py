@@ -13,7 +13,7 @@ from .tcp_proxy import TcpProxy
 
 QUICK = RetryPolicy(base=0.05, cap=0.1, attempts=3)
 
-# Dead members are replaced after a second or so instead of half a minute: tests wait for it.
+# Dead members are replaced after about a second, not half a minute: tests wait for it.
 TAKEOVER = 1.5
 
 
@@ -82,7 +82,7 @@ def events(count: int, subject: str | None = None, **data: Any) -> list[Event]:
 async def consuming(
     bus: EventBus, group: str, handler: Callable[[Event], Awaitable[None]], **options: Any
 ) -> AsyncIterator[asyncio.Event]:
-    """One member, until the event it gives is set or the block ends."""
+    """One member, until the yielded event is set or the block ends."""
     stop = asyncio.Event()
     options = {"policy": QUICK, **options}
     task = asyncio.create_task(bus.consume(group, ["order"], handler, stop=stop, **options))

@@ -2,7 +2,7 @@
 
     async with ChatPlatform() as platform:
         body, headers = platform.command("what is rain?", id="1")      # signed, to be posted to the API
-        platform.said["token-1"]                                       # the messages the user sees
+        platform.posts["token-1"]                                      # the messages the user sees
 
 Answers above 2,000 characters are refused with 400, ended tokens with 401, `busy(times, seconds)` makes the next
 requests get a 429, and `fail(*statuses)` any other one.
@@ -31,7 +31,7 @@ class ChatPlatform:
         self._failing: list[int] = []
         self.bodies: list[dict[str, Any]] = []  # of every request
         self.ends: dict[str, float] = {}  # token -> when it ends
-        self.said: dict[str, list[str]] = {}  # token -> messages, as the user sees them
+        self.posts: dict[str, list[str]] = {}  # token -> messages, as the user sees them
         self.requests: list[tuple[float, str, str, int]] = []  # when, method, token, status
         self.port = free_port()
 
@@ -98,10 +98,10 @@ class ChatPlatform:
         await self._serving
 
     async def _edit(self, request: Request) -> JSONResponse:
-        return await self._take(request, lambda said, text: [text, *said[1:]])
+        return await self._take(request, lambda posts, text: [text, *posts[1:]])
 
     async def _follow_up(self, request: Request) -> JSONResponse:
-        return await self._take(request, lambda said, text: [*said, text])
+        return await self._take(request, lambda posts, text: [*posts, text])
 
     async def _take(self, request: Request, change: Any) -> JSONResponse:
         token = request.path_params["token"]
@@ -109,7 +109,7 @@ class ChatPlatform:
         self.bodies.append(body)
         status, answer = self._judge(token, str(body.get("content", "")))
         if status == 200:
-            self.said[token] = change(self.said.get(token, []), body["content"])
+            self.posts[token] = change(self.posts.get(token, []), body["content"])
         self.requests.append((time.time(), request.method, token, status))
         headers = {"retry-after": "1"} if status == 429 else None
         return JSONResponse(answer, status, headers)

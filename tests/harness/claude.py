@@ -14,7 +14,7 @@ import pytest
 from .missing import missing
 
 ROOT = Path(__file__).resolve().parents[2]
-VERSION = "2.1.325"  # the package of a platform holds a native binary: it needs npm to arrive, but no Node to run
+VERSION = "2.1.325"  # a platform's package holds a native binary: npm installs it, but it runs without Node
 MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
 QUIET = {
     "DISABLE_TELEMETRY": "1",
@@ -25,7 +25,7 @@ QUIET = {
 
 
 def install_claude() -> Path | None:
-    """Path of the client, or None when npm is absent or the package cannot be had."""
+    """Path of the client, or None when npm is absent or the package cannot be fetched."""
     machine = MACHINES.get(platform.machine().lower())
     if machine is None or platform.system() not in ("Linux", "Darwin") or not shutil.which("npm"):
         return None
@@ -52,7 +52,7 @@ class ClaudeClient:
     home: Path
 
     def run(self, *args: str | Path, cwd: Path | None = None, ok: bool = True) -> subprocess.CompletedProcess[str]:
-        """`claude ARGS`; with `ok`, an exit code other than 0 fails the test with what the client said."""
+        """`claude ARGS`; with `ok`, an exit code other than 0 fails the test with the client's output."""
         env = {"PATH": os.environ["PATH"], "TERM": "dumb", "HOME": str(self.home), **QUIET}
         env["CLAUDE_CONFIG_DIR"] = str(self.home / ".claude")
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What the proofs measured, in one JSON file per pattern; the guarantee cards are rendered from these."""
+"""What the proofs measured, one JSON file per pattern; the guarantee cards come from these."""
 
 import contextlib
 import datetime
@@ -59,14 +59,14 @@ def record(pattern: str, name: str, proof: str, seed: int, figures: dict[str, An
 
 @functools.cache
 def versions() -> str:
-    found = {"python": platform.python_version(), "cpus": str(os.cpu_count())}
+    known = {"python": platform.python_version(), "cpus": str(os.cpu_count())}
     for package in ("bullmq", "redis"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    said = subprocess.run([server_binary(), "--version"], capture_output=True, text=True, check=False).stdout
-    if match := re.search(r"^(\w+).*?\bv=([\d.]+)", said):
-        found["server"] = f"{match[1]} {match[2]}"
-    return ", ".join(f"{name} {version}" for name, version in sorted(found.items()))
+            known[package] = importlib.metadata.version(package)
+    shown = subprocess.run([server_binary(), "--version"], capture_output=True, text=True, check=False).stdout
+    if match := re.search(r"^(\w+).*?\bv=([\d.]+)", shown):
+        known["server"] = f"{match[1]} {match[2]}"
+    return ", ".join(f"{name} {version}" for name, version in sorted(known.items()))
 
 
 @pytest.fixture

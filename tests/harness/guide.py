@@ -43,14 +43,14 @@ class Document(html.parser.HTMLParser):
 class Guide:
     """A built guide in a folder."""
 
-    def __init__(self, folder: Path, said: str) -> None:
-        self.folder, self.said = folder, said
+    def __init__(self, folder: Path, output: str) -> None:
+        self.folder, self.output = folder, output
         self.url = ""
 
     def addresses(self) -> list[str]:
-        """Of every page but the source pages and the page for lost readers."""
-        found = (path.parent.relative_to(self.folder).as_posix() for path in self.folder.rglob("index.html"))
-        return sorted("" if address == "." else f"{address}/" for address in found)
+        """Every page but the source pages and 404.html."""
+        folders = (path.parent.relative_to(self.folder).as_posix() for path in self.folder.rglob("index.html"))
+        return sorted("" if address == "." else f"{address}/" for address in folders)
 
     def text(self, address: str) -> str:
         return (self.folder / address / "index.html").read_text()

@@ -109,7 +109,7 @@ class MockKafka:
         self._process: Spawned = spawn_python(
             Path(__file__).with_name("kafka_brokers.py"), log=Path(self._directory.name) / "log"
         )
-        # So marked for `buses`, also in other processes.
+        # Marks it for `buses`, also in other processes.
         self.url = f"mock:{self._process.line_sync('brokers-at', timeout=30).split()[1]}"
 
     def freeze(self) -> None:

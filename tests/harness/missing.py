@@ -19,6 +19,6 @@ def need_binary(*names: str, how: str, also_in: tuple[str, ...] = ()) -> str:
     """Path of the first of `names` found on PATH or in the directories `also_in`; else `missing`."""
     search = os.pathsep.join([os.environ.get("PATH", os.defpath), *also_in])
     for name in names:
-        if found := shutil.which(name, path=search):
-            return found
+        if path := shutil.which(name, path=search):
+            return path
     missing(" / ".join(names), how)

@@ -18,7 +18,7 @@ BOARD = {f"@bull-board/{part}": "9.10.1" for part in ("api", "ui", "express")} |
 
 
 def install(folder: str, packages: dict[str, str]) -> Path | None:
-    """Directory with node_modules, or None when node or npm is absent or the packages cannot be had."""
+    """Directory with node_modules, or None when node or npm is absent or the packages cannot be fetched."""
     if not shutil.which("node") or not shutil.which("npm"):
         return None
     home = ROOT / "build" / folder

@@ -155,11 +155,11 @@ class JobSetup:
         """The states of these jobs, once each is completed or failed."""
 
         async def states() -> list[str]:
-            found = [await self.state(request) for request in requests]
-            return found if all(state in ("completed", "failed") for state in found) else []
+            now = [await self.state(request) for request in requests]
+            return now if all(state in ("completed", "failed") for state in now) else []
 
         return await until(states, timeout, f"{len(requests)} jobs ended", every=0.05)
 
     async def counts(self, queue: str) -> dict[str, int]:
-        found = await self.producer.queue(queue).getJobCounts()
-        return {state: count for state, count in found.items() if count}
+        counts = await self.producer.queue(queue).getJobCounts()
+        return {state: count for state, count in counts.items() if count}

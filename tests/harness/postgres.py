@@ -79,7 +79,7 @@ class PostgresServer:
 
     def kill(self) -> None:
         """SIGKILL to every process of the server at once, as a crash of the machine would."""
-        # Not to the postmaster alone: its children serve their connections until they notice, for a moment.
+        # Not to the postmaster alone: its children go on serving for a moment.
         os.kill(self.pid, signal.SIGSTOP)  # so that it starts no more of them
         children = family(self.pid)[1:]
         self._end(signal.SIGKILL)
@@ -159,7 +159,7 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     """URL of a database made for this test."""
     name = f"t{uuid.uuid4().hex[:12]}"
     postgres_server.execute(f"CREATE DATABASE {name}")
-    # More patience than the store's own: a server that many tests share is slow to fork.
+    # More patience than the store's own: a shared server is slow to fork.
     yield f"{postgres_server.database_url(name)}?connect_timeout=30"
     postgres_server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 

@@ -1,8 +1,8 @@
-"""A process that has imported the libraries once, and by fork becomes every Python program it is asked for.
+"""A process that imports the libraries once and forks every Python program it is asked for.
 
-Most of what a fault test took of the processor was Python starting: a worker imports for a second before it works, and
-a proof starts ten of them. What it forks is a process like any other: a session, environment and output of its own,
-killed with the test run, and it imports our code itself. Only on Linux, where all those depend on one death signal.
+Most CPU time of a fault test went into starting Python: a worker imports for a second before it works, and a proof
+starts ten of them. A fork is a process like any other, with a session, environment and output of its own; it is killed
+with the test run and imports our code itself. Only on Linux, where all of that depends on one death signal.
 """
 
 import contextlib
@@ -126,7 +126,7 @@ def pytest_configure() -> None:
 
 
 def serve(asked: socket.socket) -> dict[str, Any]:
-    """Answers forever; returns in each of the new processes, with what that one was asked for."""
+    """Answers forever; returns in each new process, with what that process is asked for."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)

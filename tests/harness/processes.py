@@ -1,6 +1,6 @@
 """Real child processes that write to a log file and never outlive the test run.
 
-A child dies with the test process even when that one is SIGKILLed, on Linux through PDEATHSIG. The kernel
+A child dies with the test process even when that is SIGKILLed, on Linux through PDEATHSIG. The kernel
 ties that signal to the *thread* that forked, so all children are forked by one thread that lives as long
 as the process. macOS has no PDEATHSIG: there a SIGKILL of pytest itself can leave children behind.
 """
@@ -137,15 +137,15 @@ class Spawned:
     async def line(self, text: str, timeout: float = 20) -> str:
         """The first line that contains `text`, awaited. Fails at once when the process ends without it."""
         deadline = time.monotonic() + timeout
-        while (found := self._find(text, deadline)) is None:
+        while (line := self._find(text, deadline)) is None:
             await asyncio.sleep(0.02)
-        return found
+        return line
 
     def line_sync(self, text: str, timeout: float = 20) -> str:
         deadline = time.monotonic() + timeout
-        while (found := self._find(text, deadline)) is None:
+        while (line := self._find(text, deadline)) is None:
             time.sleep(0.02)
-        return found
+        return line
 
     def _find(self, text: str, deadline: float) -> str | None:
         ended = self.returncode is not None  # asked before reading: what it wrote last is in the log by now
@@ -185,7 +185,7 @@ def spawn_python(
 class Spawner:
     """What the fixture `spawn` gives: call it for Python, `.command()` for anything else.
 
-    A forked Python shows the command line and environment of whoever forked it in /proc: look there, use `.command()`.
+    In /proc a forked Python shows its parent's command line and environment: to look there, use `.command()`.
     """
 
     def __init__(self, directory: Path) -> None:

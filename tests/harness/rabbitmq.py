@@ -34,9 +34,9 @@ class RabbitServer(Broker):
     def has_on_disk(self, queue: str) -> bool:
         """RabbitMQ 3.10 writes the name of a new quorum queue to disk a second after declaring it: killed before
         that, it comes back without the queue. In a cluster the other nodes still have it."""
-        found = self.directory.glob("data/*/quorum/*/names.dets")
+        files = self.directory.glob("data/*/quorum/*/names.dets")
         name = f"%2F_{queue}".encode()
-        return any(bytes([len(name)]) + name in path.read_bytes() for path in found)
+        return any(bytes([len(name)]) + name in path.read_bytes() for path in files)
 
     def ctl(self, *command: str) -> None:
         """`rabbitmqctl command`, to this node."""
@@ -48,7 +48,7 @@ class RabbitServer(Broker):
         assert done.returncode == 0, (done.stdout + done.stderr).decode(errors="replace")[-1500:]
 
     def stop(self) -> None:
-        if self._process is not None:  # politely: Erlang's own helper processes leave with it
+        if self._process is not None:  # politely: Erlang's helper processes end with it
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(15)

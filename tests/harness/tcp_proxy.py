@@ -1,4 +1,4 @@
-"""A TCP proxy of ours between a client and a real server: refuse, cut off, or swallow bytes without a word.
+"""A TCP proxy between a client and a real server: refuse, cut off, or silently swallow bytes.
 
 Connections stay where they were made, as behind a load balancer or a DNS name: only new ones follow `target`.
 
@@ -47,8 +47,8 @@ class TcpProxy:
         self._call(self._cut(refuse=False))
 
     def swallow(self, *ports: int, new: bool = False) -> int:
-        """What present connections send, either way, goes nowhere, and nobody is told: of all, or of those that the
-        server sees with these ports. `new`: later ones too. Returns how many there are now."""
+        """Silently swallow what present connections send, either way: all of them, or those that the server sees with
+        these ports. `new`: later ones too. Returns how many there are now."""
 
         async def mute() -> int:
             self._swallow_new = new
@@ -111,7 +111,7 @@ class TcpProxy:
                     continue
                 sink.write(data)
                 await sink.drain()
-            if not link.silent:  # a silent one does not tell the other side that this one hung up, either
+            if not link.silent:  # a silent connection does not pass on a hang-up, either
                 sink.close()
 
 

@@ -1,4 +1,4 @@
-"""Poll until something is true, with a name for what was awaited when it never became so."""
+"""Poll until something is true; if it never is, the error names what was awaited."""
 
 import asyncio
 import inspect
@@ -14,7 +14,7 @@ async def until(
 ) -> T:
     """Call `fn` (sync or async) until it returns something truthy, and return that.
 
-    `what` as a function is asked when the time is over: for what a process has printed by then.
+    `what` may be a function, called when time is up: for what a process has printed by then.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -45,7 +45,7 @@ def _never(fn: object, timeout: float, what: str | Callable[[], str], last: obje
 
 
 def clock_at(millis: int) -> Callable[[], Awaitable[int]]:
-    """A clock that stands still, where a server's clock is asked for."""
+    """A clock that stands still, in place of a server's clock."""
 
     async def now() -> int:
         return millis

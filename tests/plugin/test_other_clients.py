@@ -30,7 +30,7 @@ PACKAGES = {
 
 
 def follow(client, tmp_path, *further):
-    """The README's lines for this client, with a checkout in place of the address; what all of them said."""
+    """The README's lines for this client, with a checkout in place of the address; their output."""
     package, _, version = PACKAGES[client].rpartition("@")
     home = install(f"client-{client}", {package or client: version})
     if home is None or int(subprocess.check_output(["node", "-p", "process.versions.node"]).split(b".")[0]) < 22:
@@ -42,7 +42,7 @@ def follow(client, tmp_path, *further):
         shutil.copy(ROOT / name, checkout)
     lines = [line.removeprefix("npx ") for line in LINES if line.split()[line.startswith("npx")] == client]
     assert lines, "the README tells how"
-    said = ""
+    out = ""
     for line in (*lines, *further):
         command = re.sub(r"(?:https://github\.com/)?queuesmith/queuesmith\b", str(checkout), line)
         done = subprocess.run(
@@ -55,26 +55,26 @@ def follow(client, tmp_path, *further):
             timeout=600,  # a busy machine took two minutes for eight seconds of work
             check=False,
         )
-        said += done.stdout + done.stderr
-        assert done.returncode == 0, f"{command}\n{said}"
-    return said
+        out += done.stdout + done.stderr
+        assert done.returncode == 0, f"{command}\n{out}"
+    return out
 
 
 def test_the_tool_for_skills_installs_them_all_from_a_checkout(tmp_path):
     follow("skills", tmp_path)
-    found = {path.parent.name: path.parent for path in tmp_path.glob(".agents/skills/*/SKILL.md")}
-    assert sorted(found) == SKILLS
-    assert (found["background-jobs"] / "references" / "recipes" / "paid-call.md").is_file(), "pages come along"
+    folders = {path.parent.name: path.parent for path in tmp_path.glob(".agents/skills/*/SKILL.md")}
+    assert sorted(folders) == SKILLS
+    assert (folders["background-jobs"] / "references" / "recipes" / "paid-call.md").is_file(), "with its pages"
 
 
 def test_gemini_accepts_the_extension_and_installs_the_skills(tmp_path):
-    said = follow("gemini", tmp_path, "gemini extensions validate queuesmith/queuesmith")
-    assert "successfully validated" in said
-    assert set(re.findall(r"Successfully installed skill: ([\w-]+)", said)) == set(SKILLS)
+    out = follow("gemini", tmp_path, "gemini extensions validate queuesmith/queuesmith")
+    assert "successfully validated" in out
+    assert set(re.findall(r"Successfully installed skill: ([\w-]+)", out)) == set(SKILLS)
 
 
 @pytest.mark.parametrize("client", ["codex", "copilot"])
 def test_a_client_that_reads_claude_marketplaces_installs_this_version(client, tmp_path):
-    said = follow(client, tmp_path, f"{client} plugin list")
+    out = follow(client, tmp_path, f"{client} plugin list")
     version = re.escape(json.loads((ROOT / "plugin.json").read_text())["version"])
-    assert re.search(rf"queuesmith@queuesmith.*\bv?{version}\b", said), said
+    assert re.search(rf"queuesmith@queuesmith.*\bv?{version}\b", out), out

@@ -1,4 +1,4 @@
-"""A sample service with a defect of choice, and the card that `prove` writes for it."""
+"""A sample service with a chosen defect, and the card that `prove` writes for it."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""Services that make it hard: a clear word, a verdict, and no process left behind."""
+"""Difficult services: a clear message, a verdict, and no process left behind."""
 
 import json
 import os
@@ -106,7 +106,7 @@ def test_a_port_that_is_taken_is_named(tmp_path, capsys):
 
 
 def test_a_listener_that_outlives_the_service_is_seen_even_if_its_process_hides(tmp_path, capsys):
-    """It takes the api's socket along, with an empty environment, into a session of its own."""
+    """It keeps the API's socket, with an empty environment, in a session of its own."""
     (tmp_path / "api.py").write_text(
         "import os, socket, subprocess, time\n"
         "listening = socket.create_server(('127.0.0.1', int(os.environ['PORT'])))\n"
@@ -150,14 +150,14 @@ def test_without_any_server_to_start_it_says_how_to_get_one(tmp_path, capsys, mo
     assert "no redis-server or valkey-server on PATH. Install one, or" in capsys.readouterr().err
 
 
-def test_one_that_ignores_sigterm_is_told_so_and_ended(tmp_path, capsys):
+def test_a_worker_that_ignores_sigterm_is_named_and_ended(tmp_path, capsys):
     assert main([*service(tmp_path, handler="signal.SIG_IGN"), "--only", "term", "--json"]) == 1
     card = json.loads(capsys.readouterr().out)
     (term,) = [row for row in card["rows"] if row["fault"] == "term"]
     assert term["broken"][0]["measured"] == "worker 1 still ran 2 s after SIGTERM"
 
 
-def test_one_that_prints_100_mb_and_binary_is_judged_as_any_other(tmp_path, capsys):
+def test_a_worker_that_prints_100_mb_of_binary_is_judged_like_any_other(tmp_path, capsys):
     noise = "os.write(1, bytes(range(256)) * 40_000 + b'\\n')"  # 10 MB a job
     junit = tmp_path / "card.xml"
     argv = [*service(tmp_path, work=noise), "--only", "kill-random", "--keep", "--junit", str(junit), "--json"]

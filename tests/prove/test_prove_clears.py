@@ -1,4 +1,4 @@
-"""Known-good services are not flagged, and what did not hit anything is not called held."""
+"""Known-good services are not flagged, and a fault that hit nothing is not called held."""
 
 import asyncio
 import dataclasses
@@ -40,7 +40,7 @@ def verdicts(card):
     return {row.fault: row.verdict for row in card.rows if row.verdict != "not run"}
 
 
-# What a run of a minute leaves out, on one service; the brokers and a database that is away need servers of their own.
+# What a run of a minute leaves out, on one service; broker and database outages need servers of their own.
 LONGER = (
     *("kill-all", "redis-gone", "redis-freeze", "redis-full", "redis-demoted", "store-locked", "store-full"),
     *("slow", "answers", "clock", "copies", "rolling", "poison", "foreign", "hang", "quiet"),
@@ -65,7 +65,7 @@ def test_every_fault_of_a_broker_hits_and_is_survived(card_of):
 
 
 async def test_a_queue_declared_just_before_rabbitmq_is_killed_comes_back(tmp_path, request):
-    """Seen in two of three runs: RabbitMQ forgot the queue's server, and a sound service was called stuck."""
+    """Seen in two of three runs: RabbitMQ forgot the queue, and a sound service was called stuck."""
     request.getfixturevalue("rabbitmq_server")  # or a skip that says how to get one
     keeper, names = Keeper("QUEUESMITH_PROVE_RUN=rabbitmq"), ("first", "second", "third")
     server = RabbitMQ(keeper, tmp_path)
@@ -93,7 +93,7 @@ def test_every_fault_is_among_those_that_hit():
 
 
 def test_a_run_ends_when_its_time_is_up_whatever_is_still_at_work(parcels, card_of, monkeypatch):
-    """Whole runs took 309 s and 314 s on a crowded machine, of the five minutes that are promised."""
+    """On a crowded machine whole runs took 309 s and 314 s; five minutes are promised."""
     begun = set[str]()
 
     def waits(world, batch):
@@ -102,7 +102,7 @@ def test_a_run_ends_when_its_time_is_up_whatever_is_still_at_work(parcels, card_
 
     def hangs(world, batch):
         begun.add(batch.fault)
-        world.service.wait_up()  # SIGTERM would end one that is starting before SIGSTOP froze it
+        world.service.wait_up()  # SIGTERM would end a starting process before SIGSTOP freezes it
         frozen = world.service.workers()[0]
         world.service.freeze(frozen)
         world.service.terminate(frozen, 900)
@@ -123,9 +123,9 @@ def test_a_service_that_keeps_its_promises_is_never_flagged_under_load(seed, par
     try:
         card = card_of(parcels(recovery=30.0, wake=15.0, shutdown=30.0), seed=seed)
     finally:
-        for one in spin:
-            one.kill()
-            one.wait()
+        for spinner in spin:
+            spinner.kill()
+            spinner.wait()
     assert not card.broken, as_text(card)
 
 
@@ -145,10 +145,10 @@ def test_the_clock_is_wrong_in_every_way_to_ask_for_it_and_the_monotonic_one_is_
     assert not why
     asked = "import time, datetime; print(time.time(), datetime.datetime.now().timestamp(), time.monotonic())"
     before, steady = time.time(), time.monotonic()
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", asked], env={**os.environ, **env}, capture_output=True, text=True, check=True
     )
-    wall, shown, monotonic = map(float, said.stdout.split())
+    wall, shown, monotonic = map(float, done.stdout.split())
     assert (round((wall - before) / 3600, 1), round((shown - before) / 3600, 1)) == (1, 1)
     assert abs(monotonic - steady) < 600
     assert clock.wrong(os.getpid(), env).startswith("not applied")
@@ -156,7 +156,7 @@ def test_the_clock_is_wrong_in_every_way_to_ask_for_it_and_the_monotonic_one_is_
 
 @pytest.mark.parametrize(("usual", "broken"), [(0.5, ["enqueue"]), (9.0, [])])
 def test_a_slow_machine_is_not_taken_for_a_slow_submit(usual, broken):
-    """Seen with seed 6: where every process took nine seconds to start, a submit that did was called too slow."""
+    """Seen with seed 6: every process took nine seconds to start, and a submit that did was called too slow."""
     world = SimpleNamespace(spec=SimpleNamespace(promises=SimpleNamespace(enqueue=10.0)), normal=usual, redis=None)
     batch, during, after = Batch("redis-restart"), [Job("k1", slowest=10.6)], [Job("k2", slowest=usual)]
     _enqueued(world, batch, during, after, "Redis")
@@ -168,8 +168,8 @@ def test_a_slow_look_is_not_taken_for_a_slow_recovery(unseen, broken):
     """Seen at a load of 18: done 20 s after the kill, looked at 16 s later, and called stuck."""
     spec = SimpleNamespace(promises=SimpleNamespace(recovery=30.0))
     world = SimpleNamespace(spec=spec, warmup=0.0, timeline=Timeline())
-    found = _late(world, [Job("k1", over=10.0, seen=[46.0], unseen=unseen)])
-    assert [one.invariant for one in found] == broken
+    misses = _late(world, [Job("k1", over=10.0, seen=[46.0], unseen=unseen)])
+    assert [miss.invariant for miss in misses] == broken
 
 
 def test_what_the_queue_itself_brings_back_late_is_waited_for(parcels, tmp_path):
@@ -205,21 +205,21 @@ def test_worlds_work_in_turn_and_those_that_wait_do_not_count():
 
 
 def test_a_fault_that_hit_nothing_is_not_called_held(parcels, card_of):
-    """The provider is never called, so no answer of its can be lost."""
+    """The provider is never called, so none of its answers can be lost."""
     card = card_of(parcels(env={"CARRIER_URL": ""}), "lost")
     assert verdicts(card)["lost"] == "hit nothing", as_text(card)
     assert not card.proved
 
 
-def test_requests_that_carry_no_key_of_a_job_are_told_and_not_called_held(parcels, card_of):
-    """Under a hash alone nobody could tell that a label was bought twice."""
+def test_requests_without_the_key_of_a_job_are_reported_and_not_called_held(parcels, card_of):
+    """By a hash alone nobody could tell that a label was bought twice."""
     row = next(row for row in card_of(parcels("nameless"), "kill-at-effect").rows if row.fault == "kill-at-effect")
     assert row.verdict == "hit nothing"
     assert "the provider was called, and no request carried a key of a job" in row.measured
 
 
 def test_an_effect_that_the_service_never_heard_of_is_not_called_held(parcels, card_of):
-    """Seen at the provider alone it looks done; the killed worker's job is gone and nobody asks again."""
+    """At the provider it looks done; the killed worker's job is gone and nobody asks again."""
     spec = dataclasses.replace(parcels("pops", recovery=4.0), effect=Probe("provider", "carrier"))
     row = next(row for row in card_of(spec, "kill-at-effect").rows if row.fault == "kill-at-effect")
     assert row.verdict == "unclear"
@@ -248,7 +248,7 @@ def test_the_same_seed_answers_the_same():
     keys = [f"k{number}" for number in range(40)]
     assert answers(7, keys) == answers(7, keys[::-1])
     assert answers(7, keys) != answers(8, keys)
-    assert {one for told in answers(7, keys).values() for one in told} == {"ok", "lost", "500"}
+    assert {answer for given in answers(7, keys).values() for answer in given} == {"ok", "lost", "500"}
 
 
 def test_a_look_up_may_answer_with_a_list_and_one_job_may_have_several_effects():
@@ -258,13 +258,13 @@ def test_a_look_up_may_answer_with_a_list_and_one_job_may_have_several_effects()
     provider.start()
     try:
 
-        def found(reference):
+        def look_up(reference):
             return json.loads(http("GET", f"{provider.url}/thumbs?reference={reference}")[1])
 
-        assert found("k1-a") == {"data": [], "more": False}
+        assert look_up("k1-a") == {"data": [], "more": False}
         for reference in ("k1-a", "k1-b"):
             http("POST", f"{provider.url}/thumbs", body={"reference": reference})
-        assert found("k1-a") == {"data": [{"id": "resizer-00001", "status": "ok"}], "more": False}
+        assert look_up("k1-a") == {"data": [{"id": "resizer-00001", "status": "ok"}], "more": False}
         assert provider.counts() == {"k1": 1}
         http("POST", f"{provider.url}/thumbs", body={"reference": "k1-b"})
         assert provider.counts() == {"k1": 2}
@@ -272,11 +272,11 @@ def test_a_look_up_may_answer_with_a_list_and_one_job_may_have_several_effects()
         provider.close()
 
 
-def test_who_waits_for_a_fixed_time_comes_back_at_once_and_others_work_meanwhile():
+def test_a_world_that_waits_a_fixed_time_returns_at_once_and_others_work_meanwhile():
     crowd = Crowd(1)
     with crowd.place():
         with crowd.aside(punctual=True):
-            crowd._take(5)  # another one has the only place
+            crowd._take(5)  # another has the only slot
         assert crowd._free == -1
         crowd._leave()
     assert crowd._free == 1

@@ -94,7 +94,7 @@ def test_a_wrong_set_up_is_exit_code_2_and_says_what_is_wrong(change, says, tmp_
     assert re.search(says, capsys.readouterr().err)
 
 
-def test_a_wrong_set_up_is_told_to_programs_too(tmp_path, capsys):
+def test_a_wrong_set_up_is_an_error_in_json_too(tmp_path, capsys):
     argv = ["prove", str(sample(tmp_path)), "--json"]
     assert main([*argv, "--only", "redis-kil"]) == 2
     assert json.loads(capsys.readouterr().out)["error"] == "--only redis-kil: did you mean redis-kill?"
@@ -105,9 +105,9 @@ def test_a_wrong_set_up_is_told_to_programs_too(tmp_path, capsys):
 def test_only_none_tries_the_set_up_and_a_terminal_sees_a_bar(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert main(["prove", str(sample(tmp_path)), "--only", "none"]) == 0
-    said = capsys.readouterr().err
-    assert f"\r\033[K[{' ' * 20}] starting" in said
-    assert "--only none tries the set-up alone, and no fault" in said
+    err = capsys.readouterr().err
+    assert f"\r\033[K[{' ' * 20}] starting" in err
+    assert "--only none tries the set-up alone, and no fault" in err
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_only_none_tries_the_set_up_and_a_terminal_sees_a_bar(tmp_path, capsys, 
         ("reliable", ""),
     ],
 )
-def test_what_to_read_is_of_the_stack(service, page):
+def test_pages_to_read_belong_to_the_stack(service, page):
     spec = load(SERVICES / service / "prove.toml")
     assert page_of(spec) == page
     broken = [Broken("stuck", "1 of 8"), Broken("duplicated", "1 of 8")]
@@ -210,9 +210,9 @@ def test_init_recognises_the_stack_and_writes_a_file_that_loads(name, text, stac
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-    found = look_at(tmp_path)
-    assert found is not None
-    assert (found.stack, found.worker, found.queue, found.seen) == (stack, worker, queue, name)
+    look = look_at(tmp_path)
+    assert look is not None
+    assert (look.stack, look.worker, look.queue, look.seen) == (stack, worker, queue, name)
     assert main(["prove", "init", str(tmp_path)]) == 0
     spec = load(tmp_path / "prove.toml")
     assert str(spec.service.worker.run).replace("'", "") == worker
@@ -297,7 +297,7 @@ def test_prove_runs_with_the_plugins_own_packages_and_the_service_with_its_own(t
     (tmp_path / "prove.toml").write_text(spec)
     (tmp_path / "which.py").write_text("import sys; sys.exit(f'runs in {sys.prefix}')")
     path = f"{tmp_path / 'venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    told = subprocess.run(
+    done = subprocess.run(
         ["python3", plugin / "bin" / "queuesmith", "prove", "--only", "none"],
         cwd=tmp_path,
         env={**os.environ, "PATH": path},
@@ -306,8 +306,8 @@ def test_prove_runs_with_the_plugins_own_packages_and_the_service_with_its_own(t
         check=False,
         timeout=120,
     )
-    assert "needs the package" not in told.stderr
-    assert f"runs in {tmp_path / 'venv'}" in told.stderr
+    assert "needs the package" not in done.stderr
+    assert f"runs in {tmp_path / 'venv'}" in done.stderr
 
 
 def test_without_redis_no_package_is_needed_and_an_api_without_ready_is_awaited(tmp_path, monkeypatch):
@@ -361,10 +361,10 @@ def test_kills_a_redis_restart_an_outage_and_duplicates_come_first():
     assert all(FAULTS[name].quick for name in first)
 
 
-@pytest.mark.parametrize(("took", "told"), [(29.0, "29.0 s"), (32.8, "32.8 s (limit 30 s + 4.0 s, its start)")])
-def test_the_start_that_the_recovery_limit_allows_is_on_the_card(took, told):
+@pytest.mark.parametrize(("took", "shown"), [(29.0, "29.0 s"), (32.8, "32.8 s (limit 30 s + 4.0 s, its start)")])
+def test_the_start_that_the_recovery_limit_allows_is_on_the_card(took, shown):
     job = Job("parcel-1", count=1, seen=[took], unseen=took)
     batch = Batch("redis-kill")
     world = SimpleNamespace(warmup=4.0, spec=SimpleNamespace(promises=SimpleNamespace(recovery=30.0)))
-    assert _measured(world, batch, [job]).endswith(f"recovered in {told}")
+    assert _measured(world, batch, [job]).endswith(f"recovered in {shown}")
     assert not _late(world, [job])

@@ -1,4 +1,4 @@
-"""One known-bad service per invariant, each caught by the fault that is meant for it, and told why."""
+"""One known-bad service per invariant, each caught by the fault meant for it, with the reason."""
 
 import dataclasses
 import shutil
@@ -20,7 +20,7 @@ CardOf = Callable[..., Card]
 
 def broken(card):
     """Fault -> broken invariants."""
-    return {row.fault: {one.invariant for one in row.broken} for row in card.broken}
+    return {row.fault: {miss.invariant for miss in row.broken} for row in card.broken}
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_service_that_breaks_one_promise_is_caught(defect, fault, invariant, p
     [("hammers", "outage", "hot loop"), ("prints", "twice", "leak"), ("orphans", "twice", "left behind")],
 )
 def test_a_service_that_breaks_a_promise_of_the_whole_run_is_caught(defect, fault, invariant, parcels, card_of):
-    # four: on a crowded machine even a hot loop has a hard time
+    # four: on a crowded machine even a hot loop gets little
     card = card_of(parcels(defect, calls_per_second=4), fault)
     assert broken(card) == {invariant: {invariant}}, as_text(card)
 
@@ -84,7 +84,7 @@ def test_every_invariant_has_a_service_that_breaks_it():
 
 @pytest.mark.parametrize(("defect", "verdict"), [("", "held"), ("new-key", "broken")])
 def test_duplicates_may_be_promised_under_the_same_key(defect, verdict, parcels, card_of):
-    """The carrier forgets its keys at once, so whatever is asked again is sold again."""
+    """The carrier forgets its keys at once, so what is asked again is sold again."""
     spec = parcels(defect, duplicates="same key")
     routes = tuple(dataclasses.replace(route, key_ttl=0.0) for route in spec.providers[0].routes)
     spec = dataclasses.replace(spec, providers=(dataclasses.replace(spec.providers[0], routes=routes),))
@@ -96,7 +96,7 @@ def test_duplicates_may_be_promised_under_the_same_key(defect, verdict, parcels,
 
 def test_the_story_of_a_duplicate_names_the_moments(parcels, card_of):
     card = card_of(parcels("new-key"), "kill-at-effect")
-    story = next(one.story for row in card.broken for one in row.broken if one.invariant == "duplicated")
+    story = next(miss.story for row in card.broken for miss in row.broken if miss.invariant == "duplicated")
     sent, bought, killed, again = (
         story.index(part)
         for part in (": sent at", "POST /labels done under key", "SIGKILL worker", "POST /labels done")
@@ -106,7 +106,7 @@ def test_the_story_of_a_duplicate_names_the_moments(parcels, card_of):
     assert again == bought
 
 
-def test_an_error_that_is_printed_and_caught_is_no_visible_failure_and_its_job_is_lost(card_of, tmp_path):
+def test_an_error_that_is_caught_and_printed_is_not_visible_and_its_job_is_lost(card_of, tmp_path):
     """Seen on a repair: BullMQ counts such a job as completed, and nobody will ever try again."""
     folder = shutil.copytree(SERVICES / "stock_bullmq", tmp_path / "service")
     worker = (folder / "worker.py").read_text()
@@ -122,7 +122,9 @@ def test_an_error_that_is_printed_and_caught_is_no_visible_failure_and_its_job_i
     )
     card = card_of(load(folder / "prove.toml"), "refused", "outage")
     broken = {
-        row.fault: {one.invariant: one.measured for one in row.broken} for row in card.rows if row.verdict == "broken"
+        row.fault: {miss.invariant: miss.measured for miss in row.broken}
+        for row in card.rows
+        if row.verdict == "broken"
     }
     assert "nowhere to be seen" in broken["refused"]["invisible failure"], as_text(card)
     assert "completed without their effect" in broken["outage"]["lost"], as_text(card)

@@ -1,4 +1,4 @@
-"""What happened to a key is read from wherever the service keeps it."""
+"""The state of a key is read from wherever the service keeps it."""
 
 import re
 import sys
@@ -80,7 +80,7 @@ def test_of_several_providers_a_job_is_done_when_each_has_done_it(world, shop):
     assert seen(Probe("provider", "shop mail"), world) == {"k1": 1}
 
 
-def test_what_cannot_be_read_is_said(world, tmp_path):
+def test_what_cannot_be_read_is_named(world, tmp_path):
     for probe, says in (
         (Probe("sql", f"sqlite:///{tmp_path}/none.db", "select 1"), "there is no"),
         (Probe("redis", "NOSUCH"), "unknown command"),
@@ -91,7 +91,7 @@ def test_what_cannot_be_read_is_said(world, tmp_path):
             probes.read(probe, world, KEYS)
 
 
-def test_a_job_is_queued_where_no_done_one_rests(world):
+def test_places_of_done_jobs_do_not_count_as_queued(world):
     with world.redis.client() as client:
         client.hset("done:17", "data", "k1")
         client.hset("done:18", "data", "k2")

@@ -27,7 +27,7 @@ def _patterns(monkeypatch):
 @pytest.mark.parametrize(
     ("folder", "faults"), [(RELIABLE, ("kill-at-effect",)), (STUDYHALL, ("kill-at-effect", "lost", "redis-restart"))]
 )
-def test_our_own_keep_their_promises(folder, faults, card_of):
+def test_our_own_services_keep_their_promises(folder, faults, card_of):
     """A worker with markers; StudyHall's orders: answers lost, the worker dead after the charge, Redis restarted."""
     card = card_of(load(folder / "prove.toml"), *faults)
     assert {row.verdict for row in card.rows} == {"held"}, as_text(card)
@@ -36,7 +36,7 @@ def test_our_own_keep_their_promises(folder, faults, card_of):
 @pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("folder", [RELIABLE, STUDYHALL])
-def test_our_own_keep_their_promises_under_every_fault(folder, card_of, monkeypatch):
+def test_our_own_services_keep_their_promises_under_every_fault(folder, card_of, monkeypatch):
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "1")
     card = card_of(load(folder / "prove.toml"))
     assert not card.broken, as_text(card)
@@ -50,7 +50,7 @@ def test_our_own_keep_their_promises_under_every_fault(folder, card_of, monkeypa
 def test_naive_programs_are_caught(how, invariant, card_of, monkeypatch):
     monkeypatch.setenv("HOW", how)
     card = card_of(load(SERVICES / "naive" / "prove.toml"), "kill-random", "twice", "redis-restart")
-    assert invariant in {one.invariant for row in card.broken for one in row.broken}, as_text(card)
+    assert invariant in {miss.invariant for row in card.broken for miss in row.broken}, as_text(card)
 
 
 @pytest.mark.full
@@ -59,7 +59,7 @@ def test_the_quick_start_of_bullmq_for_node_is_caught(card_of, node_home, tmp_pa
     folder = shutil.copytree(SERVICES / "bullmq_node", tmp_path / "service")
     (folder / "node_modules").symlink_to(node_home / "node_modules")
     card = card_of(load(folder / "prove.toml"), "lost", "term")
-    assert {one.invariant for row in card.broken for one in row.broken} >= {"duplicated", "shutdown"}
+    assert {miss.invariant for row in card.broken for miss in row.broken} >= {"duplicated", "shutdown"}
 
 
 @pytest.mark.full
@@ -82,6 +82,6 @@ def test_tutorial_apps_are_caught(env, service, invariants, card_of, monkeypatch
         pytest.skip(str(error))
     monkeypatch.setenv("PATH", f"{ENVS / env / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "1")
-    # Named, so that each is watched for as long as recovery was promised, however slow the machine is.
+    # Named, so that each is watched for all of the promised recovery time on a slow machine too.
     card = card_of(load(SERVICES / service / "prove.toml"), "lost", "kill-random", "kill-all")
-    assert {one.invariant for row in card.broken for one in row.broken} >= invariants, as_text(card)
+    assert {miss.invariant for row in card.broken for miss in row.broken} >= invariants, as_text(card)

@@ -140,7 +140,7 @@ def test_the_file_on_the_page_loads(skill, tmp_path):
 
 
 def test_ids_of_the_services_own_are_found_in_what_it_says(tmp_path):
-    """`id = "json:id"`: the table, the logs and the provider know the order by that."""
+    """`id = "json:id"`: the table, the logs and the provider know the order by that id."""
     spec = load(write(tmp_path, GOOD.replace("[effect]", "[servers]\nredis = false\n[effect]")))
     world = World(spec, tmp_path / "world", 1)
     try:
@@ -155,7 +155,7 @@ def test_ids_of_the_services_own_are_found_in_what_it_says(tmp_path):
 
 
 def test_where_done_jobs_stay_is_known_in_every_world(tmp_path):
-    """Learnt in the one without a fault, whose keys look different: a place named by a key is of one kind."""
+    """Learnt in the world without a fault, whose keys look different: places named by a key are of one kind."""
     spec = load(write(tmp_path, GOOD.replace("[effect]", "[servers]\nredis = false\n[effect]")))
     shapes = set()
     for name in ("none", "kill-at-effect", "twice"):
@@ -178,13 +178,13 @@ def test_a_slow_try_without_a_fault_does_not_use_up_the_time_of_the_faults(tmp_p
     monkeypatch.setattr(run._Run, "_try", slow)
     turns = {}
 
-    def one(self, fault, turn):
+    def row_of(self, fault, turn):
         why = self._left_out(fault) or self._too_late(fault)
         if not why:
             turns[turn] = fault.name
         return Row(fault.name, fault.does, "", why)
 
-    monkeypatch.setattr(run._Run, "_one", one)
+    monkeypatch.setattr(run._Run, "_one", row_of)
     given = run._Run(load(write(tmp_path, GOOD)), run.Options(quick=True), tmp_path, lambda *_: None)
     left_out = {row.fault: row.measured for row in given.faults()}
     assert left_out["kill-random"] == left_out["term"] == ""

@@ -31,7 +31,7 @@ MOST_LINES, MOST_TOKENS = 120, 2_000
 QUEUE = "other.queue-2"
 FIELDS = "order_number_of_the_customer: int, select: str, cents: int, share: float, isExpress: bool"
 
-every_recipe = pytest.mark.parametrize("recipe", recipes().values(), ids=lambda one: one.id)
+every_recipe = pytest.mark.parametrize("recipe", recipes().values(), ids=lambda recipe: recipe.id)
 
 
 def start(recipe, folder, *options):
@@ -74,13 +74,13 @@ def test_page_quotes_the_whole_service_and_names_both_commands(recipe: Recipe):
 
 @every_recipe
 def test_dead_letters_are_found_by_what_the_job_carried(recipe: Recipe):
-    """A job's id may be a hash of the key: then no key is found in it, once BullMQ's own record has been swept."""
+    """A job's id may be a hash of the key: then it shows no key once BullMQ's own record is swept."""
     assert re.findall(r"select (\w+), reason from dead_letters", recipe.files["prove.toml"]) in ([], ["snapshot"])
 
 
 @every_recipe
 def test_code_names_the_key_alone_of_its_fields(recipe: Recipe):
-    """All others are for the user to replace: `model_dump()`."""
+    """The user replaces all others: `model_dump()`."""
     others = {field.name for field in recipe.fields[1:]}
     for name, text in service_code(recipe).items():
         tree = ast.parse(text)
@@ -116,7 +116,7 @@ def test_another_field_may_have_the_name_of_the_recipes_own_key(recipe: Recipe, 
     fields = recipe.fields[::-1]
     files = render(recipe, queue=QUEUE, fields=fields, project=Project(tmp_path, ".", ""), modules="patterns")
     task = next(node for node in ast.parse(files["jobs.py"]).body if getattr(node, "name", "") == "Task")
-    assert re.findall(r"^    (\w+): (?:str|int)$", ast.unparse(task), re.MULTILINE) == [one.name for one in fields]
+    assert re.findall(r"^    (\w+): (?:str|int)$", ast.unparse(task), re.MULTILINE) == [field.name for field in fields]
     assert fields[1].name in files["prove.toml"]
 
 
@@ -127,7 +127,7 @@ def test_start_alone_lists_the_recipes(capsys):
     assert cli.main(["start"]) == 0
     assert all(f"  {ident} " in capsys.readouterr().out for ident in list(recipes())[:1])
     assert cli.main(["start", "--json"]) == 0
-    assert [one["id"] for one in json.loads(capsys.readouterr().out)] == list(recipes())
+    assert [row["id"] for row in json.loads(capsys.readouterr().out)] == list(recipes())
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_start_alone_lists_the_recipes(capsys):
         "weight: float": "is the key: it is a str or an int",
     }.items(),
 )
-def test_fields_that_cannot_be_are_refused_with_what_to_write(fields, why):
+def test_invalid_fields_are_refused_with_what_to_write(fields, why):
     with pytest.raises(Refused, match=why):
         parse_fields(fields)
 
@@ -173,7 +173,7 @@ def test_an_unknown_recipe_names_those_there_are(capsys):
 
 @pytest.mark.parametrize("option", ["--queue", "--fields"])
 def test_an_empty_option_is_refused_and_no_default_taken(option, capsys):
-    """A shell variable that was not set: the service would listen to a queue that nobody fills."""
+    """An unset shell variable: the service would listen to a queue that nobody fills."""
     assert cli.main(["start", "paid-call", "--dry-run", option, ""]) == 2
     assert option in capsys.readouterr().err
 
@@ -193,9 +193,9 @@ def test_start_from_the_top_of_a_monorepo_says_where_its_commands_run(tmp_path, 
     (tmp_path / "services" / "photos" / "pyproject.toml").touch()
     monkeypatch.chdir(tmp_path)
     assert cli.main(["start", "paid-call", "--dry-run", "--into", "services/photos/src/photos"]) == 0
-    said = capsys.readouterr().out
-    assert "\nThen, in services/photos:\n  PYTHONPATH=src python -m pytest" in said
-    assert Path(said.split()[-1]).is_file(), "the page, wherever the plugin is"
+    out = capsys.readouterr().out
+    assert "\nThen, in services/photos:\n  PYTHONPATH=src python -m pytest" in out
+    assert Path(out.split()[-1]).is_file(), "the page, wherever the plugin is"
 
 
 # ---- as a service
@@ -216,7 +216,7 @@ def flat(recipe, tmp_path, _own_python):
 
 def own_test(folder, file="test_service.py", **env):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:valkey", "-p", "no:cacheprovider", file]
-    # A group of its own: on a timeout its workers must not stay behind.
+    # A group of its own: a timeout must leave no worker behind.
     test = subprocess.Popen(
         command,
         cwd=folder,
@@ -286,7 +286,7 @@ def test_started_into_a_flat_folder_its_own_test_is_green(recipe: Recipe, flat: 
 @pytest.mark.fault
 def test_recipe_holds_under_kills(recipe: Recipe, flat: Path):
     spec = load(flat / "prove.toml")
-    # Without a provider jobs are over in no time: a deploy hit none of nightly's.
+    # Without a provider jobs end at once: a deploy hit none of nightly's.
     faults = ("twice", *(("kill-at-effect",) if spec.providers else ("kill-at-commit", "rolling")))
     card = prove(spec, Options(seed=3, only=faults))
     shutil.rmtree(card.evidence, ignore_errors=True)
@@ -326,11 +326,11 @@ def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_call
         worker = worker.replace(old, "".join(line[1:] for line in part.splitlines(keepends=True)))
     (tmp_path / "worker.py").write_text(worker)
     assert asked_of_one_refused_and_one_lost(tmp_path) == ["k-1", "k-2", "k-3", "k-2"]
-    told = re.search(r"```toml\n\[service\.env\]\n(.*?)\n\n(.*?)```", page, re.DOTALL)
-    assert told
+    block = re.search(r"```toml\n\[service\.env\]\n(.*?)\n\n(.*?)```", page, re.DOTALL)
+    assert block
     proof = (tmp_path / "prove.toml").read_text()
     (tmp_path / "prove.toml").write_text(
-        proof.replace("[service.env]\n", f"[service.env]\nOUTSIDE_LONGEST = '2'\n{told[1]}\n") + told[2]
+        proof.replace("[service.env]\n", f"[service.env]\nOUTSIDE_LONGEST = '2'\n{block[1]}\n") + block[2]
     )
     card = prove(load(tmp_path / "prove.toml"), Options(seed=3, only=("kill-at-effect",)))
     shutil.rmtree(card.evidence, ignore_errors=True)

@@ -72,7 +72,8 @@ def figures_in(path):
 
 
 def is_setting(path, figure):
-    """A constant or default of the pattern's own modules, or a bound that one of its proofs asserts or is named by."""
+    """A constant or default of the pattern's own modules, or a bound in the asserts or the name of one of its
+    proofs."""
     entry = patterns().get(path.stem)
     if entry is None or entry.page != path or not figure["unit"]:
         return False

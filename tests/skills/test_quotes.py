@@ -77,6 +77,6 @@ def test_every_number_is_written_one_way():
     assert number({"p50": 1.0, "p99": 2500}) == "p50 1, p99 2,500"
 
 
-def test_tokens_count_code_dearer_than_prose():
+def test_code_costs_more_tokens_than_prose():
     assert quotes.tokens("a" * 400) == 100
     assert quotes.tokens("```python\n" + "a" * 290 + "\n```") > 95

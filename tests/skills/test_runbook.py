@@ -101,7 +101,7 @@ def test_every_command_of_the_runbook_is_tried_here():
 
 
 class BrokenPayments(Payments):
-    """Takes the money or not, who knows; cannot give it back."""
+    """May have taken the money; cannot refund it."""
 
     def __init__(self):
         super().__init__("http://127.0.0.1:9")

@@ -1,4 +1,4 @@
-"""The code in the pages runs: against real Redis, with nothing but the patterns that its pages tell to add."""
+"""The code in the pages runs: against real Redis, with only the patterns that its pages say to add."""
 
 import os
 import re
@@ -17,7 +17,7 @@ COMMAND = re.compile(r'queuesmith"? add ([a-z. -]+?) --into')
 
 
 def named(example):
-    """The patterns that the skill, and the pages that quote this example, tell the reader to add."""
+    """The patterns that the skill, and the pages that quote this example, say to add."""
     skill = ROOT / "skills" / example.parent.name
     quoted = f"{example.relative_to(ROOT)}#"
     pages = [page for page in sorted(skill.glob("references/*.md")) if quoted in page.read_text()]

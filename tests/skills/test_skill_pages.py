@@ -61,7 +61,7 @@ def test_page_of_a_pattern_says_what_to_type_before_why(ident):
 
 @pytest.mark.parametrize("ident", sorted(catalogue.patterns()))
 def test_page_of_a_pattern_has_no_comments_and_no_bare_signatures(ident):
-    """Signatures are in the module, which the reader has; what to type is in the example."""
+    """Signatures are in the module; what to type is in the example."""
     text = catalogue.patterns()[ident].page.read_text()
     assert "<!--" not in text
     for _, _, block in BLOCK.findall(text):
@@ -148,7 +148,7 @@ def test_a_skill_that_was_installed_alone_says_how_to_get_the_command(path):
 
 @pytest.mark.parametrize("path", EVERY, ids=label)
 def test_python_blocks_are_quoted_and_have_no_undefined_name(path, tmp_path):
-    """All Python is quoted: from modules that are linted and proven, or from examples that are run by the tests."""
+    """All Python is quoted, from modules that are linted and proven or examples that the tests run."""
     blocks = [
         (source.strip(), block) for language, source, block in BLOCK.findall(path.read_text()) if language == "python"
     ]
@@ -213,7 +213,7 @@ def test_skill_is_valid_by_the_reference_library(path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_linter_of_skills_and_plugins_is_content():
+def test_linter_of_skills_and_plugins_finds_nothing():
     done = subprocess.run([BIN / "skillsaw", "lint", ROOT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"Errors:\s+0\s+Warnings:\s+0", done.stdout), done.stdout

@@ -1,9 +1,8 @@
 """Would the description call the skill? A lexical judge over 120 requests: no model, no surprise.
 
-A request is covered by a description to the degree that the telling words of the request stand in it; how telling a
-word is, is learnt from the sentences of this repository's own pages: "priority queue with heapq" is half about
-something else. Half of the table was used to tune the descriptions, the other half
-was written by somebody who had not read them and is only counted.
+A description covers a request as far as it has the request's telling words; how telling a word is, is learnt from the
+sentences of this repository's own pages: "priority queue with heapq" is half about something else. Half of the table
+was used to tune the descriptions, the other half was written by somebody who had not read them and is only counted.
 """
 
 import math
@@ -23,7 +22,7 @@ SKILLS = sorted(path.parent.name for path in (ROOT / "skills").glob("*/SKILL.md"
 ENOUGH = 0.3  # the share of a request that a description must cover to call its skill
 MOST = 3.5  # the weight of a word that we never use: people tell stories around their question
 SUFFIXES = re.findall(r"\w+", "ations ation ings ing ers er ied ies ed es ly s e y")
-# Said by everybody about everything; our pages are too few to learn that from.
+# Common everywhere; our pages are too few to learn that from.
 EMPTY = frozenset(
     re.findall(
         r"\w+",

@@ -102,7 +102,7 @@ def test_a_row_of_the_table_has_one_holder_and_the_error_decides(connect, monkey
         assert state("a")[:2] == ("done", 2)
         with transaction(db):
             assert not execute(db, "SELECT 1 FROM table_jobs WHERE kind = 'x'").fetchall()
-        for error, told in (
+        for error, expected in (
             (Permanent("no"), ("failed", 1, "no")),
             (Snooze(50), ("open", 0, "")),
             (RateLimited(retry_after=50), ("open", 0, "")),
@@ -111,10 +111,10 @@ def test_a_row_of_the_table_has_one_holder_and_the_error_decides(connect, monkey
             key = repr(error)
             add(key)
             assert table._next(db, "k", Mock(side_effect=error), 60, 5)
-            assert state(key)[:3] == told
-            if told[1] == 0:
+            assert state(key)[:3] == expected
+            if expected[1] == 0:
                 assert 30 < state(key)[3] < 51
             with transaction(db):  # of a clock that was an hour ahead: due
                 execute(db, "UPDATE table_jobs SET due = due + 4000, tries = 5 WHERE key = ?", key)
-            assert table._next(db, "k", Mock(), 60, 5) == (told[0] == "open")
+            assert table._next(db, "k", Mock(), 60, 5) == (expected[0] == "open")
             assert state(key)[0] == "failed"

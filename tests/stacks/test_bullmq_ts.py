@@ -52,7 +52,7 @@ def written(script, redis, folder, name="script.mjs"):
 
 
 def run(script, redis, package=""):
-    """What the script printed last, as JSON. It stands beside the compiled modules."""
+    """What the script printed last, as JSON. It runs beside the compiled modules."""
     path = written(script, redis, home(package))
     ran = subprocess.run(["node", path], cwd=path.parent, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -97,9 +97,9 @@ const reason = (await queue.getJob('ours')).failedReason;
 console.log(JSON.stringify({ stock: await queue.getJobState('stock'), reason }));
 process.exit(0);
 """
-    found = run(QUEUE + script, own_redis, package)
-    assert found["stock"] == "waiting-children"
-    assert "failed" in found["reason"]
+    answer = run(QUEUE + script, own_redis, package)
+    assert answer["stock"] == "waiting-children"
+    assert "failed" in answer["reason"]
 
 
 def test_the_inbox_on_sqlite_takes_effect_once_and_announces_what_committed(own_redis):
@@ -270,11 +270,11 @@ process.exit(0);
 """
     kinds = ["delayed", "plain", "prioritized", "retried", "scheduled"]
     for package, adds, works in (("", "six", ""), ("bullmq-5", "five", "six"), ("", "more", "five")):
-        found = run(QUEUE + script.replace("ADDS", adds).replace("WORKS", works), own_redis, package)
-        assert found == (kinds if works else [])
+        ran = run(QUEUE + script.replace("ADDS", adds).replace("WORKS", works), own_redis, package)
+        assert ran == (kinds if works else [])
 
 
-def test_what_bullmq_5_and_6_do_otherwise(own_redis):
+def test_where_bullmq_5_and_6_differ(own_redis):
     script = """
 const queue = new Queue('VERSION', { connection });
 let ticks = 0;
@@ -291,8 +291,8 @@ console.log(JSON.stringify([repeats, debounce, paused, 'getRepeatableJobs' in qu
 process.exit(0);
 """
     gone = "Debounce option has been removed. Use deduplication option instead"
-    for package, told in (("bullmq-5", [True, "taken", True, True]), ("", [False, gone, False, False])):
-        assert run(QUEUE + script.replace("VERSION", package or "bullmq-6"), own_redis, package) == told
+    for package, answer in (("bullmq-5", [True, "taken", True, True]), ("", [False, gone, False, False])):
+        assert run(QUEUE + script.replace("VERSION", package or "bullmq-6"), own_redis, package) == answer
         bullmq = json.loads((home(package) / "node_modules" / "bullmq" / "package.json").read_text())
         assert "ioredis" in bullmq["dependencies" if package else "peerDependencies"]
 

@@ -25,7 +25,7 @@ SHOP = stacks.SERVICES / "celery"
 
 
 class Carrier(ThreadingHTTPServer):
-    """Sells labels, mails them, takes manifests; with 422 if `refuses` is in the path, and not before `answers`."""
+    """Sells labels, mails them, takes manifests; answers 422 if `refuses` is in the path, and not before `answers`."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -35,7 +35,7 @@ class Carrier(ThreadingHTTPServer):
         self.answers.set()
 
     def handle_error(self, request, client_address):
-        """Who asked was killed meanwhile."""
+        """The client was killed meanwhile."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -101,14 +101,14 @@ class Shop:
         return self.start("celery", "-A", app, "worker", *options)
 
     def close(self):
-        for one in self.running:
-            one.terminate()
-        for one in self.running:
+        for process in self.running:
+            process.terminate()
+        for process in self.running:
             try:
-                one.wait(20)
+                process.wait(20)
             except subprocess.TimeoutExpired:
-                one.kill()
-                one.wait()
+                process.kill()
+                process.wait()
 
 
 def poll(done, what, limit=120):
@@ -119,7 +119,7 @@ def poll(done, what, limit=120):
 
 
 def answer(address):
-    """The status of a POST; 0: nobody is there."""
+    """The status of a POST; 0: nobody answers."""
     try:
         return httpx2.post(address, timeout=30).status_code
     except httpx2.ConnectError:
@@ -127,7 +127,7 @@ def answer(address):
 
 
 def kill(worker):
-    """The whole of it: the processes of the pool would finish their tasks without their parent."""
+    """With its pool, whose processes would finish their tasks without their parent."""
     os.killpg(worker.pid, signal.SIGKILL)
     worker.wait(10)
 
@@ -147,9 +147,9 @@ def shop(tmp_path, own_redis, carrier):
         stacks.install("celery")
     except stacks.NotHere as error:
         missing("Celery", str(error))
-    one = Shop(tmp_path, own_redis.url, carrier)
-    yield one
-    one.close()
+    started = Shop(tmp_path, own_redis.url, carrier)
+    yield started
+    started.close()
 
 
 def test_three_beats_make_one_manifest_per_slot(shop, carrier, tmp_path):

@@ -69,11 +69,11 @@ def two_of(command, folder, store):
     running = [subprocess.Popen(command, cwd=folder, env=environment) for _ in range(2)]
     try:
         yield
-        assert [one.poll() for one in running] == [None, None]
+        assert [process.poll() for process in running] == [None, None]
     finally:
-        for one in running:
-            one.kill()
-            one.wait()
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 def until(enough, limit=90):
@@ -137,7 +137,7 @@ def test_a_cron_job_that_kubernetes_starts_twice_makes_one_job(folder):
     environment = {**os.environ, "STORE": str(folder / "shop.db"), "PERIOD": "86400"}
     subprocess.run([sys.executable, "-c", "import slots; slots.create()"], cwd=folder, env=environment, check=True)
     started = [subprocess.Popen([sys.executable, "slots.py"], cwd=folder, env=environment) for _ in range(4)]
-    assert [one.wait(60) for one in started] == [0, 0, 0, 0]
+    assert [process.wait(60) for process in started] == [0, 0, 0, 0]
     with contextlib.closing(sqlite3.connect(environment["STORE"])) as db:
         slots = [slot for (slot,) in db.execute("SELECT slot FROM jobs")]
     # midnight may come in between

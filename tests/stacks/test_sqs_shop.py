@@ -121,7 +121,7 @@ def test_without_the_heartbeat_it_is_delivered_again_while_it_runs(run):
 
 
 def test_after_a_failed_message_none_of_its_group_is_begun_and_other_groups_go_on(run):
-    """Of one delivery: moto forgets the order of messages that come again together."""
+    """Within one delivery: moto forgets the order of redelivered messages."""
     run("""
         declare(["steps.fifo"], {"events.fifo": ["steps.fifo"]}, 30)
         begun = []
@@ -142,7 +142,7 @@ def test_after_a_failed_message_none_of_its_group_is_begun_and_other_groups_go_o
         """)
 
 
-def test_a_lambda_function_gives_back_what_failed_and_what_follows_it_in_its_group(run):
+def test_a_lambda_function_returns_what_failed_and_what_follows_it_in_its_group(run):
     run("""
         declare(["jobs", "steps.fifo"], {}, 30)
         def handle(n):

@@ -27,14 +27,14 @@ def card_of(stack, twin, *faults, quick=False):
 
 
 def broken(card):
-    return {one.invariant for row in card.broken for one in row.broken}
+    return {miss.invariant for row in card.broken for miss in row.broken}
 
 
 @pytest.mark.parametrize("stack", stacks.STACKS)
 def test_every_stack_promises_the_same(stack):
-    def asked(told):
-        probes = [told["effect"]["query"], told["failures"]["query"]]
-        return [*probes, told["provider"], told["promises"], told["service"]["jobs"]]
+    def asked(spec):
+        probes = [spec["effect"]["query"], spec["failures"]["query"]]
+        return [*probes, spec["provider"], spec["promises"], spec["service"]["jobs"]]
 
     assert asked(TOLD[stack]) == asked(TOLD["celery"])
 
@@ -43,9 +43,9 @@ def test_every_stack_promises_the_same(stack):
 def test_the_published_run_broke_the_defaults_and_not_the_modules(stack):
     results = json.loads((ROOT / stack / "results.json").read_text())
     assert not [name for name, (verdict, _) in results["kept"]["rows"].items() if verdict == "broken"]
-    lost = [told for verdict, told in results["default"]["rows"].values() if verdict == "broken"]
-    assert any("duplicated" in told for told in lost)
-    assert any("lost" in told or "stuck" in told for told in lost)
+    lost = [reason for verdict, reason in results["default"]["rows"].values() if verdict == "broken"]
+    assert any("duplicated" in reason for reason in lost)
+    assert any("lost" in reason or "stuck" in reason for reason in lost)
 
 
 SERVICE = {"celery": "shop.py", "bullmq-ts": "shop.ts", "asynq": "main.go", "sqs": "shop.py"}
@@ -54,7 +54,7 @@ SERVICE = {"celery": "shop.py", "bullmq-ts": "shop.ts", "asynq": "main.go", "sqs
 @pytest.mark.parametrize("stack", stacks.STACKS)
 def test_the_shop_of_a_stack_is_small(stack):
     """With the modules that it imports too, but for SQS, whose module brings its own worker."""
-    modules = [name for one in STACKS.values() if one.folder == stack for name in one.files if name != "sqlite.ts"]
+    modules = [name for each in STACKS.values() if each.folder == stack for name in each.files if name != "sqlite.ts"]
     texts = [(ROOT / stack / name).read_text() for name in (SERVICE[stack], *(modules if stack != "sqs" else ()))]
     lines = [line.strip() for text in texts for line in text.splitlines()]
     assert len([line for line in lines if line and not line.startswith(("//", "#"))]) <= 400

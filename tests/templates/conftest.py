@@ -29,7 +29,7 @@ def shared(tmp_path_factory):
 
 @contextlib.contextmanager
 def made_once(folder):
-    """Whether it is for you to fill the folder; the other workers wait until you have."""
+    """True for the worker that is to fill the folder; the others wait for it."""
     with Path(f"{folder}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         ready = Path(f"{folder}.ready")
@@ -59,7 +59,7 @@ def export(folder, *, proofs=True):
 
 @pytest.fixture(scope="session")
 def rendered(installed, shared):
-    """Every combination is rendered once; nobody may write into what this returns."""
+    """Every combination is rendered once; do not write into what this returns."""
 
     def once(name, **answers):
         if answers.get("kind") == "background-jobs":

@@ -8,7 +8,7 @@ import pytest
 from queuesmith import catalogue
 
 VENV = Path(sys.executable).parents[1]
-PARTS = [f"{one.id}.{Path(part).stem}" for one in catalogue.patterns().values() for part in one.parts]
+PARTS = [f"{each.id}.{Path(part).stem}" for each in catalogue.patterns().values() for part in each.parts]
 
 
 @pytest.mark.slow
@@ -25,6 +25,6 @@ def test_a_new_project_stays_green(render, run, installed, kind, patterns):
     run(sys.executable, installed / "bin" / "queuesmith", "add", *patterns, cwd=project)
     run("make", f"VENV={VENV}", "lint", cwd=project)
     test = ("make", f"VENV={VENV}", "test", "ARGS=-q tests/patterns tests/test_settings.py")
-    said = run(*test, cwd=project, timeout=800).stdout
-    assert " passed" in said
-    assert "skipped" not in said
+    out = run(*test, cwd=project, timeout=800).stdout
+    assert " passed" in out
+    assert "skipped" not in out

@@ -84,11 +84,11 @@ def test_a_real_prometheus_scrapes_a_service_and_evaluates_rules_and_panels(rend
 
     spawn.command(sys.executable, "-m", "service", "api", cwd=project, env=env)
     until_sync(lambda: _answers(f"{api}/readyz"), 60, "an API that is ready")
-    post()  # and nobody works
+    post()  # and no worker
 
     def pending():
-        found = ask("alerts") or {"alerts": []}
-        return {one["labels"]["alertname"] for one in found["alerts"]}
+        answer = ask("alerts") or {"alerts": []}
+        return {alert["labels"]["alertname"] for alert in answer["alerts"]}
 
     until_sync(lambda: {"NobodyWorks", "ServiceDown"} <= pending(), 60, "alerts about the worker that is not there")
     spawn.command(sys.executable, "-m", "service", "worker", cwd=project, env=env)
@@ -110,9 +110,9 @@ def test_every_panel_shows_something_of_studyhall(spawn, tmp_path):
 
 
 def scraping(spawn, folder, *ports):
-    """A Prometheus with our rules that looks at these ports every second; what is called asks it."""
+    """A Prometheus with our rules that scrapes these ports every second; returns how to ask it."""
     server, port = need_binary("prometheus", how=HOW), free_port()
-    targets = json.dumps([f"127.0.0.1:{one}" for one in ports])
+    targets = json.dumps([f"127.0.0.1:{each}" for each in ports])
     (folder / "prometheus.yml").write_text(
         f"global: {{scrape_interval: 1s, evaluation_interval: 1s}}\n"
         f"rule_files: [{dashboards.ALERTS}]\n"
@@ -140,9 +140,9 @@ def panels_show(ask, board, stir, absent="$"):
 
             def shown(expr=target["expr"]):
                 stir()  # something to see
-                found = ask("query", query=expr)
-                assert found is not None, f"Prometheus refuses {expr}"
-                return bool(found["result"]) or re.match(absent, panel["title"]) is not None  # noqa: B023
+                answer = ask("query", query=expr)
+                assert answer is not None, f"Prometheus refuses {expr}"
+                return bool(answer["result"]) or re.match(absent, panel["title"]) is not None  # noqa: B023
 
             until_sync(shown, 60, f"something in the panel {panel['title']!r}")
 

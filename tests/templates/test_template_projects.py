@@ -23,7 +23,7 @@ from .combinations import COMBINATIONS, QUICK
 
 pytestmark = pytest.mark.slow
 
-VENV = Path(sys.executable).parents[1]  # already built: installing is the subject of one test alone
+VENV = Path(sys.executable).parents[1]  # already built: one test alone installs it
 
 every_combination = pytest.mark.parametrize(
     "answers",
@@ -37,16 +37,16 @@ every_combination = pytest.mark.parametrize(
 @pytest.fixture
 def servers(answers, request):
     """DATABASE_URL and BUS_URL of what this combination names, started for real (Kafka where Java is)."""
-    found = {}
+    env = {}
     if answers.get("database") == "postgres":
-        found["DATABASE_URL"] = request.getfixturevalue("postgres_url")
+        env["DATABASE_URL"] = request.getfixturevalue("postgres_url")
     if answers.get("broker") == "kafka":
         url = request.getfixturevalue("kafka_url")
-        found["BUS_URL"] = f"kafka://{url.removeprefix('mock:')}"
-        found["BUS_CREATE_TOPICS"] = "no" if url.startswith("mock:") else "yes"
+        env["BUS_URL"] = f"kafka://{url.removeprefix('mock:')}"
+        env["BUS_CREATE_TOPICS"] = "no" if url.startswith("mock:") else "yes"
     elif answers.get("broker"):
-        found["BUS_URL"] = request.getfixturevalue(f"{answers['broker']}_url")
-    return found
+        env["BUS_URL"] = request.getfixturevalue(f"{answers['broker']}_url")
+    return env
 
 
 @pytest.mark.fault
@@ -54,13 +54,13 @@ def servers(answers, request):
 def test_a_project_passes_its_own_tests_on_the_servers_it_names(render, run, answers, servers):
     project = render(**answers)
     env = {f"TEST_{name}": value for name, value in servers.items()}
-    # One broker's run of the rest is enough: no broker has a part in it.
+    # One broker is enough for the rest, which uses none.
     bus_only = not full() and answers.get("broker") in ("rabbitmq", "nats")
     files = "tests/test_api.py tests/test_saga.py tests/test_migrations.py" if bus_only else ""
-    said = run("make", f"VENV={VENV}", "test", f"ARGS=-v {files}", cwd=project, env=env).stdout
-    assert " passed" in said
-    assert "skipped" not in said
-    assert re.search(r"test_(jobs|saga).py::test_\w+ PASSED", said)
+    out = run("make", f"VENV={VENV}", "test", f"ARGS=-v {files}", cwd=project, env=env).stdout
+    assert " passed" in out
+    assert "skipped" not in out
+    assert re.search(r"test_(jobs|saga).py::test_\w+ PASSED", out)
 
 
 @pytest.mark.fault
@@ -74,7 +74,7 @@ def test_a_project_proves_itself_under_faults(render, run, answers, installed, r
     if broker != "redis":
         request.getfixturevalue(f"{broker}_server")
     faults = ["kill-random", "term", "broker-kill" if broker != "redis" else "redis-kill"]
-    said = run(
+    out = run(
         "make",
         f"VENV={VENV}",
         f"QUEUESMITH={sys.executable} {installed / 'bin' / 'queuesmith'}",
@@ -84,11 +84,11 @@ def test_a_project_proves_itself_under_faults(render, run, answers, installed, r
         timeout=560,
     ).stdout
     for name in faults:
-        assert re.search(rf"^  {name} .* held$", said, re.MULTILINE), said
+        assert re.search(rf"^  {name} .* held$", out, re.MULTILINE), out
 
 
 def test_the_first_revision_of_a_job_service_fits_its_tables_on_postgresql(render, run, postgres_url):
-    """Those of event-driven ones are among the tests above, those on SQLite too."""
+    """The tests above cover event-driven services and SQLite."""
     project = render(database="postgres", patterns=["schedule"])
     make = ("make", f"VENV={VENV}", "test", "ARGS=-q tests/test_migrations.py")
     assert "1 passed" in run(*make, cwd=project, env={"TEST_DATABASE_URL": postgres_url}).stdout
@@ -97,10 +97,10 @@ def test_the_first_revision_of_a_job_service_fits_its_tables_on_postgresql(rende
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["background-jobs", "event-driven"])
 def test_make_load_tells_what_the_machine_carries(render, run, kind):
-    said = run("make", f"VENV={VENV}", "load", "ARGS=25", cwd=render(kind=kind)).stdout
-    assert re.search(r"^ +25 +\d+ +\d+ ", said, re.MULTILINE), said
+    out = run("make", f"VENV={VENV}", "load", "ARGS=25", cwd=render(kind=kind)).stdout
+    assert re.search(r"^ +25 +\d+ +\d+ ", out, re.MULTILINE), out
     assert re.search(
-        r"^carries (25 requests a second, and was asked|fewer than 25 requests a second; saturated)", said, re.M
+        r"^carries (25 requests a second, and was asked|fewer than 25 requests a second; saturated)", out, re.M
     )
 
 
@@ -147,18 +147,18 @@ def test_make_run_answers_the_requests_of_the_readme_and_leaves_nothing_behind(r
     base = f"http://127.0.0.1:{port}"
     until_sync(lambda: _ask(f"{base}/readyz") == {}, 60, "a service that is ready")
     first, rest = _requests_of_the_readme(project, base)
-    said = run("bash", "-ec", first, cwd=project).stdout
-    assert "HTTP/1.1 202 Accepted" in said
-    ident = json.loads(said.splitlines()[-1])["id"]
-    said = run("bash", "-euc", rest, cwd=project, env={"ID": ident}).stdout
+    out = run("bash", "-ec", first, cwd=project).stdout
+    assert "HTTP/1.1 202 Accepted" in out
+    ident = json.loads(out.splitlines()[-1])["id"]
+    out = run("bash", "-euc", rest, cwd=project, env={"ID": ident}).stdout
     if answers.get("kind") == "async-flow":
-        assert "event: completed" in said  # the stream ended by itself
+        assert "event: completed" in out  # the stream ended by itself
     address = base + runpy.run_path(str(project / "tests" / "example.py"))["URL"]
     until_sync(lambda: done.items() <= _ask(f"{address}/{ident}").items(), 60, "the request carried out")
     assert _ask(f"{base}/openapi.json")["openapi"]
     if not answers:  # a second one, on the same port
-        said = run("make", f"VENV={VENV}", "run", cwd=project, env={**env, "SERVICE_DATA_DIR": "other"}, code=2)
-        assert f"port {port} is taken" in said.stderr
+        out = run("make", f"VENV={VENV}", "run", cwd=project, env={**env, "SERVICE_DATA_DIR": "other"}, code=2)
+        assert f"port {port} is taken" in out.stderr
     folder = str(project.resolve())
     assert len(_using(folder)) >= 4, "make, the API, the process beside it, Redis"
     # Ctrl-C; or worse, which the process beside it, in a session of its own, must not survive either
@@ -200,20 +200,20 @@ def test_from_nothing_to_green_tests_in_less_than_a_minute(run, installed, tmp_p
         waiting_per_core=round(crowd, 1),
         cache=cache,
     )
-    # On a machine that others fill the clock measures them; what this takes of the processor stays the same.
+    # On a busy machine the clock measures its load; the CPU time of this stays the same.
     taken = green - began if crowd < 1 else _processor_seconds() - used
     assert taken < 60
     run("make", "lint", cwd=project, env=env)
 
 
 def _processor_seconds():
-    """Of all programs that were started here and have ended."""
+    """Of all programs started here that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def _requests_of_the_readme(project, base):
-    """The one that asks for something, and those that look at it: they need the id in its answer."""
+    """The request that asks for something, and those that look at it with the id in its answer."""
     blocks = re.findall(r"```sh\n(.*?)```", (project / "README.md").read_text(), re.DOTALL)
     (curls,) = [block for block in blocks if "curl" in block]
     curls = curls.replace("http://127.0.0.1:8000", base).replace("curl ", "curl -s ")
@@ -231,13 +231,13 @@ def _ask(url):
 
 def _using(folder):
     """Processes whose working directory or command line is this project's."""
-    found = []
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if folder in (process / "cmdline").read_text(errors="replace") or str(
                 (process / "cwd").readlink()
             ).startswith(folder):
-                found.append(process.name)
+                pids.append(process.name)
         except OSError:
             continue
-    return found
+    return pids

@@ -78,7 +78,7 @@ def test_a_project_carries_only_what_it_uses(render, kind):
 
 
 def lines_of_code(text):
-    found = set()
+    numbers = set()
     documents = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -86,20 +86,20 @@ def lines_of_code(text):
     blank = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in (*blank, tokenize.ENDMARKER):
-            found |= set(range(token.start[0], token.end[0] + 1))
-    return len(found - documents)
+            numbers |= set(range(token.start[0], token.end[0] + 1))
+    return len(numbers - documents)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("answers", COMBINATIONS.values(), ids=COMBINATIONS.keys())
 def test_a_project_is_typed_strictly(render, run, answers):
-    # Reading the libraries again for each version of Python takes longer than all the rest.
+    # Reading the libraries for each version of Python takes longer than all the rest.
     version = () if full() else ("--python-version", "3.11")
     TYPES.mkdir(parents=True, exist_ok=True)
     with (TYPES / "one-at-a-time").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        said = run("mypy", "--cache-dir", TYPES, *version, cwd=render(**answers)).stdout
-    assert "Success" in said
+        out = run("mypy", "--cache-dir", TYPES, *version, cwd=render(**answers)).stdout
+    assert "Success" in out
 
 
 @pytest.mark.parametrize("kind", ["background-jobs", "async-flow", "event-driven"])
@@ -133,7 +133,7 @@ def test_a_project_depends_on_what_its_patterns_import_and_on_nothing_else(rende
 
 
 def test_a_simple_worker_is_little_code(render):
-    """The job, its table and the worker process; what is hard lies in the pattern modules."""
+    """The job, its table and the worker process; what is hard is in the pattern modules."""
     package = render() / "src" / "my_service"
     lines = [line for name in ("jobs", "db", "worker") for line in (package / f"{name}.py").read_text().splitlines()]
     assert len([line for line in lines if line.strip() and not line.strip().startswith("#")]) <= 150
@@ -141,10 +141,10 @@ def test_a_simple_worker_is_little_code(render):
 
 def test_a_project_says_which_patterns_are_in_it(render):
     project = render(patterns=["outbox"])
-    told = (project / "AGENTS.md").read_text()
-    assert "outbox (`outbox/table.py`)" in told
-    assert "idempotency (`idempotency/markers.py`)" in told
-    assert "saga (" not in told
+    text = (project / "AGENTS.md").read_text()
+    assert "outbox (`outbox/table.py`)" in text
+    assert "idempotency (`idempotency/markers.py`)" in text
+    assert "saga (" not in text
     answers = yaml.safe_load((project / ".copier-answers.yml").read_text())
     assert answers["patterns"] == ["outbox"]
     assert "catalogue" not in answers
@@ -192,13 +192,13 @@ def check_containers(project, answers):
 
 def check_workflow(project, answers):
     if (workflow := project / ".github" / "workflows" / "ci.yml").exists():
-        found = yaml.safe_load(workflow.read_text())
-        check_schema({"on": found.pop(True), **found}, "vendor.github-workflows")  # YAML 1.1 reads on: as true
-        steps = found["jobs"]["test"]["steps"]
+        ci = yaml.safe_load(workflow.read_text())
+        check_schema({"on": ci.pop(True), **ci}, "vendor.github-workflows")  # YAML 1.1 reads on: as true
+        steps = ci["jobs"]["test"]["steps"]
         commands = [step["run"] for step in steps if "run" in step]
         assert commands[-2] == "make lint test"
         assert "make prove" in commands[-1]
-        assert found["permissions"] == {"contents": "read"}
+        assert ci["permissions"] == {"contents": "read"}
         (checkout,) = (step for step in steps if step.get("uses", "").startswith("actions/checkout"))
         assert checkout["with"]["persist-credentials"] is False
     else:
@@ -209,5 +209,5 @@ def test_the_record_for_updates_names_every_module_with_its_hash(render, run, in
     project = render()
     recorded = json.loads((project / ".queuesmith.json").read_text())["packages"]["src/my_service"]["files"]
     assert len(recorded) == len(list((project / "src/my_service/patterns").rglob("*.py")))
-    told = json.loads(run("python", installed / "bin" / "queuesmith", "diff", "--json", cwd=project).stdout)
-    assert set(told["files"].values()) == {"unchanged"}
+    diff = json.loads(run("python", installed / "bin" / "queuesmith", "diff", "--json", cwd=project).stdout)
+    assert set(diff["files"].values()) == {"unchanged"}

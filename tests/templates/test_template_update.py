@@ -88,12 +88,12 @@ def test_a_project_of_0_1_0_becomes_one_of_this_version(run, tmp_path, render):
     new = render("shop")
     jobs.write_text(jobs.read_text().replace("attempts=9", "attempts=5"))
     own.unlink()
-    wanted, found = (
+    wanted, updated = (
         {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
         for root in (new, project)
     )
-    found = {path: text for path, text in found.items() if ".git" not in path.parts}
-    differs = {path.as_posix() for path in wanted | found if wanted.get(path) != found.get(path)}
+    updated = {path: text for path, text in updated.items() if ".git" not in path.parts}
+    differs = {path.as_posix() for path in wanted | updated if wanted.get(path) != updated.get(path)}
     # Where it came from, and that updates come from there.
     assert differs <= {".copier-answers.yml", "README.md"}
 

@@ -1,6 +1,6 @@
-"""Prints what one job costs, ours with every step on and with the stock worker: added alone, added in bulk, executed,
-and executed with 100 KB. In calls of Python and C functions (in the thread of the event loop), or under callgrind in
-instructions, with its output file as the third argument. The server is outside of either.
+"""Print what one job costs, with every step of ours on and with the stock worker: added alone, added in bulk, executed,
+executed with 100 KB. Counted in calls of Python and C functions (in the event loop's thread), or under callgrind in
+instructions, with its output file as the third argument. The server is not counted.
 
 Usage: counted_cost.py REDIS_URL STORE_URL [CALLGRIND_OUT]"""
 
@@ -28,7 +28,7 @@ from studyhall.patterns.typed_jobs import JobTypes, Payload
 WARM, COUNTED = 50, 250
 SIZES = {"execute": 0, "execute 100 KB": 100_000}
 MOST = 256 * 1024
-LIMIT = 600.0  # seconds; callgrind is slow, and so may its neighbours make it
+LIMIT = 600.0  # seconds; callgrind is slow, more so on a busy machine
 
 
 class Number(Payload):
@@ -64,25 +64,25 @@ class Instructions:
 
     def _tell(self, *command):
         vgdb = ["vgdb", f"--pid={os.getpid()}", *command]
-        with subprocess.Popen(vgdb, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as told:
-            while told.poll() is None:  # it listens while instructions pass, if only a few
+        with subprocess.Popen(vgdb, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            while process.poll() is None:  # it listens while instructions pass, if only a few
                 time.sleep(0.002)
-            assert told.returncode == 0, command
+            assert process.returncode == 0, command
 
 
 class Cost:
     """By `counter`, per job."""
 
     def __init__(self, counter):
-        self._counter, self.found = counter, {}  # type: ignore[var-annotated]
+        self._counter, self.costs = counter, {}  # type: ignore[var-annotated]
 
     async def of(self, name, work):
         self._counter.start()
         await work
-        self.found[name] = round(self._counter.stop() / COUNTED, 1)
+        self.costs[name] = round(self._counter.stop() / COUNTED, 1)
 
     def executions(self, name):
-        """A function to call in every job, and when it has counted from job WARM to job WARM + COUNTED."""
+        """A function to call in every job, and an event for when jobs WARM to WARM + COUNTED are counted."""
         jobs, done = 0, asyncio.Event()
 
         def ran():
@@ -91,7 +91,7 @@ class Cost:
             if jobs == WARM:
                 self._counter.start()
             elif jobs == WARM + COUNTED:
-                self.found[name] = round(self._counter.stop() / COUNTED, 1)
+                self.costs[name] = round(self._counter.stop() / COUNTED, 1)
                 done.set()
 
         return ran, done
@@ -173,10 +173,10 @@ async def stock(cost, redis):
 
 async def main(redis, url, out=""):
     counter = Instructions(out) if out else Calls()
-    mine, theirs = Cost(counter), Cost(counter)
-    await ours(mine, redis, url)
-    await stock(theirs, redis)
-    print(json.dumps({"ours": mine.found, "stock": theirs.found}), flush=True)
+    our_cost, stock_cost = Cost(counter), Cost(counter)
+    await ours(our_cost, redis, url)
+    await stock(stock_cost, redis)
+    print(json.dumps({"ours": our_cost.costs, "stock": stock_cost.costs}), flush=True)
 
 
 uvloop.run(main(*sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Put a job that nobody knows into a queue, past the producer: add_job.py REDIS_URL QUEUE NAME."""
+"""Put an unknown job into a queue, past the producer: add_job.py REDIS_URL QUEUE NAME."""
 
 import asyncio
 import sys

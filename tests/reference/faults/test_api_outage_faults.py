@@ -45,7 +45,7 @@ async def test_reads_go_on_and_writes_answer_in_time_while_redis_is_away(away, s
         for path in ("/documents", "/orders", "/packs", "/healthz"):
             assert (await timed(times, api.client.get(path))).status_code == 200
         accepted = [await timed(times, upload(api)) for _ in range(3)]
-        assert {one.status_code for one in accepted} == {202}, "into the database"
+        assert {answer.status_code for answer in accepted} == {202}, "into the database"
         order = await timed(times, api.client.post("/orders", json={"pack_id": "biology-101"}))
         assert order.status_code == 201, "an order needs no Redis"
         refused = await timed(times, api.admin.get("/admin/queues?"))
@@ -61,8 +61,8 @@ async def test_reads_go_on_and_writes_answer_in_time_while_redis_is_away(away, s
         assert max(times) < LIMIT + 1.0, "2 s, and a second for a loaded machine"
         await asyncio.to_thread(own_redis.restart if away == "killed" else own_redis.resume)
         done = 0
-        for one in accepted:
-            await until(lambda one=one: through(one.json()), 60, "what was accepted is done", every=0.2)
+        for answer in accepted:
+            await until(lambda answer=answer: through(answer.json()), 60, "what was accepted is done", every=0.2)
             done += 1
         assert (await api.client.get("/readyz")).status_code == 200
     figures(

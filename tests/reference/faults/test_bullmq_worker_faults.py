@@ -19,19 +19,19 @@ pytestmark = pytest.mark.fault
 
 
 class Child:
-    """A worker process and what it said."""
+    """A worker process and its lines."""
 
     def __init__(self, spawn, port, kind, *, work="sleep", **more):
         spec = {"kind": kind, "port": port, "queue": kind, "work": work, "seconds": 0, **more}
         self.process = spawn(PROGRAM, json.dumps(spec))
 
-    def said(self, event):
+    def lines(self, event):
         lines = (json.loads(line) for line in self.process.lines() if line.startswith("{"))
         return [line for line in lines if line["event"] == event]
 
-    async def says(self, event, within=20):
-        found = await until(lambda: self.said(event), within, f"{event!r} from {self.process}")
-        return found[0]
+    async def line(self, event, within=20):
+        lines = await until(lambda: self.lines(event), within, f"{event!r} from {self.process}")
+        return lines[0]
 
 
 @pytest.mark.slow
@@ -43,20 +43,20 @@ async def test_jobs_of_a_killed_worker_start_elsewhere_within_ten_seconds(
     done = 0
     for _ in range(scale(1, 6)):
         victim = Child(spawn, redis_server.port, "reliable", seconds=600)
-        await victim.says("ready")
+        await victim.line("ready")
         async with queue_at(redis_url, "reliable") as queue:
             await queue.addBulk([{"name": "job", "data": {}} for _ in range(20)])
-            await until(lambda victim=victim: len(victim.said("start")) == 20, 20, "all to run")
+            await until(lambda victim=victim: len(victim.lines("start")) == 20, 20, "all to run")
             survivor = Child(spawn, redis_server.port, "reliable", seconds=0)
-            await survivor.says("ready")
+            await survivor.line("ready")
             await asyncio.sleep(random.uniform(0, 2))  # anywhere between two renewals
             victim.process.kill()
             killed = time.time()
-            assert victim.said("end") == []
-            await until(lambda s=survivor: len(s.said("completed")) == 20, 30, "the survivor to do them")
-            done += len({line["job"] for line in survivor.said("completed")})
-            took.append(max(line["at"] for line in survivor.said("start")) - killed)
-            assert all(line["attempts"] == 0 for line in survivor.said("start"))
+            assert victim.lines("end") == []
+            await until(lambda s=survivor: len(s.lines("completed")) == 20, 30, "the survivor to do them")
+            done += len({line["job"] for line in survivor.lines("completed")})
+            took.append(max(line["at"] for line in survivor.lines("start")) - killed)
+            assert all(line["attempts"] == 0 for line in survivor.lines("start"))
             survivor.process.kill()
             await queue.obliterate(True)
             await queue.resume()
@@ -77,15 +77,15 @@ async def test_blocked_event_loop_keeps_its_locks(redis_server, redis_url, spawn
     starts = {}
     for kind, options in (("stock", STOCK), ("reliable", OURS)):
         blocked = Child(spawn, redis_server.port, kind, work="block", seconds=3, options=options)
-        await blocked.says("ready")
+        await blocked.line("ready")
         async with queue_at(redis_url, kind) as queue:
             await queue.add("job", {})
-            await blocked.says("start")
+            await blocked.line("start")
             other = Child(spawn, redis_server.port, kind, seconds=0, options=options)
-            await other.says("ready")
-            await blocked.says("end")
+            await other.line("ready")
+            await blocked.line("end")
             await until(queue.getCompletedCount, 10, "the job to be completed")
-        starts[kind] = len(blocked.said("start")) + len(other.said("start"))
+        starts[kind] = len(blocked.lines("start")) + len(other.lines("start"))
         for child in (blocked, other):
             child.process.kill()
     figures("bullmq-worker", name="blocked-loop", runs=starts["reliable"], runs_stock=starts["stock"])
@@ -94,22 +94,22 @@ async def test_blocked_event_loop_keeps_its_locks(redis_server, redis_url, spawn
 
 @pytest.mark.slow
 async def test_hung_event_loop_gives_its_jobs_up_and_does_not_report_them(redis_server, redis_url, spawn):
-    """Keeping locks for a loop that is hung for good would keep its jobs from everybody forever."""
+    """Renewing locks for a loop that hangs for good would hold its jobs forever."""
     hung = Child(spawn, redis_server.port, "reliable", work="block", seconds=5, options={**OURS, "hung_after": 1.0})
     other = Child(spawn, redis_server.port, "reliable", seconds=0, options=OURS)
-    await hung.says("ready")
+    await hung.line("ready")
     async with queue_at(redis_url, "reliable") as queue:
-        await other.says("ready")
-        other.process.stop_signal()  # so that the one that will hang gets the job
+        await other.line("ready")
+        other.process.stop_signal()  # so that the worker that will hang gets the job
         await queue.add("job", {})
-        await hung.says("start")
+        await hung.line("start")
         other.process.cont()
-        taken_over = await other.says("completed", 15)
-        ended = await hung.says("end", 15)
-        await hung.says("lost", 10)
+        taken_over = await other.line("completed", 15)
+        ended = await hung.line("end", 15)
+        await hung.line("lost", 10)
     assert taken_over["at"] < ended["at"]
-    assert hung.said("completed") == []
-    assert "is no longer ours" in hung.said("error")[0]["text"] or "lock was lost" in hung.said("error")[0]["text"]
+    assert hung.lines("completed") == []
+    assert "is no longer ours" in hung.lines("error")[0]["text"] or "lock was lost" in hung.lines("error")[0]["text"]
 
 
 async def test_sigterm_under_load_loses_nothing_and_counts_no_stall(redis_server, redis_url, spawn, scale, figures):
@@ -124,14 +124,14 @@ async def test_sigterm_under_load_loses_nothing_and_counts_no_stall(redis_server
                 spawn, redis_server.port, "reliable", seconds=0.2, grace=0.1, options={**OURS, "concurrency": 20}
             )
             children.append(child)
-            await until(lambda child=child: len(child.said("start")) > 20, 20, "it to be at work")
+            await until(lambda child=child: len(child.lines("start")) > 20, 20, "it to be at work")
             child.process.terminate()
             assert await child.process.exited(20) == 0
             assert (await counts(queue)).get("active", 0) == 0
         async with at_work("reliable", _nothing, url=redis_url):
             await until_counts(queue, {"completed": jobs}, 60, "all to complete")
         lost = jobs - await queue.getCompletedCount()
-    released = sum(len(child.said("released")) for child in children)
+    released = sum(len(child.lines("released")) for child in children)
     with redis_server.client() as client:
         stalls = [line for _, line in client.xrange("bull:reliable:events") if line["event"] == "stalled"]
     figures("bullmq-worker", name="sigterm", terms=terms, jobs=jobs, lost=lost, stalled=len(stalls))
@@ -177,13 +177,13 @@ async def test_redis_killed_under_load_loses_no_job_and_work_resumes(make_redis,
             resumed=round(max(resumed), 2))  # fmt: skip
     assert len(runs) == jobs
     assert max(resumed) < 10
-    # A kill can cost what was under way: running jobs and the ones in replies that were lost.
+    # A kill can cost what was under way: running jobs and those in lost replies.
     assert again <= kills * 2 * options["concurrency"]
     assert errors
 
 
 async def test_outage_longer_than_a_lock_cancels_what_ran(own_redis):
-    """All locks are gone: nothing that ran through the outage may count as completed, all of it runs again."""
+    """All locks are gone: what ran through the outage must not count as completed; all of it runs again."""
     ended = []
     lost = []
 

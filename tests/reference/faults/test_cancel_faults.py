@@ -1,4 +1,4 @@
-"""Cancelling from another process: final, without effect, in whatever state the job is and whoever dies."""
+"""Cancelling from another process: final, without effect, whatever state the job is in and whoever dies."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ class Bench:
 
     async def cancel(self, ref):
         done = await cancel(self.producer.redis, self.store, ref.queue, ref.id, "the user changed her mind")
-        return [one.state for one in done]
+        return [stage.state for stage in done]
 
     async def result(self, ref, limit=20):
         """The result of the job once it has ended; fails if it failed."""
@@ -136,7 +136,7 @@ async def test_waiting_and_delayed_jobs_never_run_and_end_at_once(bench):
     assert await bench.dead_letters() == 0
 
 
-async def test_too_late_is_said_and_the_result_stands(bench):
+async def test_too_late_is_answered_and_the_result_stands(bench):
     ref = await bench.add("fast")
     await bench.worker()
     assert await bench.result(ref) == {"done": ref.id}
@@ -151,24 +151,24 @@ async def test_cancellations_at_any_moment_leave_effect_or_cancellation_never_bo
     await bench.worker()
     await bench.worker()
     refs = []
-    said = {}
+    answers = {}
 
     async def user(numbers):
-        """Changes her mind after a while that is as long as the work takes, on average."""
+        """Changes her mind after as long as the work takes, on average."""
         for number in numbers:
             ref = await bench.add(f"r{number}", seconds=rng.random() * 0.8)
             refs.append(ref)
             await asyncio.sleep(rng.random() * 0.8)
-            said[ref.id] = (await bench.cancel(ref))[0]
+            answers[ref.id] = (await bench.cancel(ref))[0]
 
-    # Not all at once: a producer's client gives up on a crowd, with 64 connections and 1.5 s to get one of them.
+    # Not all at once: a producer's client has 64 connections, and waits 1.5 s for one.
     await asyncio.gather(*(user(range(first, jobs, 30)) for first in range(30)))
     results = {ref.id: await bench.result(ref) for ref in refs}
     effects = await bench.effects()
     wrong = [
         job
         for job, result in results.items()
-        if effects[job] != (0 if cancelled(result) else 1) or (said[job] == "too-late") != (effects[job] == 1)
+        if effects[job] != (0 if cancelled(result) else 1) or (answers[job] == "too-late") != (effects[job] == 1)
     ]
     assert wrong == []
     assert 0 < len(effects) < jobs, "all went one way: this run proves nothing"
@@ -213,7 +213,7 @@ async def test_what_was_done_outside_is_undone_by_the_handler(bench, tmp_path):
     assert cancelled(await bench.result(ref))
     assert not seat.exists()
 
-    # A shutdown is no cancellation: the seat stays, the job goes on elsewhere.
+    # A shutdown is not a cancellation: the seat stays, the job goes on elsewhere.
     other = await bench.add("other", seconds=2.0, seat=str(seat))
     await until(seat.exists, what="the seat is taken")
     worker.terminate()
@@ -224,9 +224,9 @@ async def test_what_was_done_outside_is_undone_by_the_handler(bench, tmp_path):
 
 
 async def test_cancelling_one_stage_cancels_its_whole_flow(bench):
-    one = JobRequest("step-one", {"seconds": 30}, key="doc")
-    two = JobRequest("step-two", {}, key="doc", children=[one])
-    root = await bench.producer.enqueue(JobRequest("step-three", {}, key="doc", children=[two]))
+    first = JobRequest("step-one", {"seconds": 30}, key="doc")
+    second = JobRequest("step-two", {}, key="doc", children=[first])
+    root = await bench.producer.enqueue(JobRequest("step-three", {}, key="doc", children=[second]))
     worker = await bench.worker()
     await worker.line('"start"')
     stage = JobRef("work", "step-one", "step-one.doc", "doc")

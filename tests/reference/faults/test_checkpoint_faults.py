@@ -78,7 +78,7 @@ class Imports:
         await until(completed, 120, "the import is completed", every=0.1)
 
     async def kill_along_the_way(self, kills, marks, rng):
-        """SIGKILL the worker whenever this many rows were worked on since the last kill; another takes its place."""
+        """SIGKILL the worker after every so many rows; another takes its place."""
         worker = await self.worker()
         for mark in marks[:kills]:
             await until(lambda mark=mark: self._reached(mark), 60, f"{mark} rows", every=0.005)

@@ -119,7 +119,7 @@ async def test_three_processes_leave_a_dead_provider_alone_and_one_of_them_probe
     assert all(gap >= cooldown * 0.9 for gap in gaps), "two probes at once"
     assert state.state in ("open", "half-open")
     assert back.state == "closed"
-    assert naive > 10 * total, "plain retries were as kind: nothing is proven"
+    assert naive > 10 * total, "plain retries were as gentle: nothing is proven"
 
 
 @pytest.mark.slow

@@ -171,7 +171,7 @@ async def test_a_failed_listener_killed_before_its_copy_loses_the_job_and_the_sw
 
 
 async def test_keeping_failed_jobs_by_count_evicts_them_before_the_sweep(store, redis, redis_url, spawn, figures):
-    """Two queues, for the count trims the whole failed set: neighbours with an age go with it."""
+    """Two queues: the count trims the whole failed set, jobs kept by age included."""
     keep = {"by-count": {"count": 5}, "by-age": {"age": 14 * 24 * 3600}}
     for name, value in keep.items():
         queue = Queue(name, {"connection": redis})

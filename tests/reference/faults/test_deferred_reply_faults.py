@@ -85,8 +85,8 @@ async def test_commands_are_acknowledged_at_once_while_twenty_slow_ones_run(spaw
         too_late = sum(spent > PLATFORM_WAITS for spent in await twins)
         assert too_late == 20, "the twin's commands have failed on the platform"
         names = [*slow, *(f"quick-{number}" for number in range(count))]
-        await until(lambda: all(f"token-{name}" in platform.said for name in names), 60, "all are answered")
-        assert all(len(platform.said[f"token-{name}"]) == 1 for name in names)
+        await until(lambda: all(f"token-{name}" in platform.posts for name in names), 60, "all are answered")
+        assert all(len(platform.posts[f"token-{name}"]) == 1 for name in names)
     limit = scale(1.0, 0.3)  # the quick suite runs on loaded machines
     assert p99(times) < limit
     figures(
@@ -107,7 +107,7 @@ async def test_while_redis_is_away_the_user_is_told_at_once_and_nothing_contradi
     async with ChatPlatform() as platform, hall(spawn, tmp_path, own_redis.url, platform) as api:
         await api.worker("--queue", "chat")
         assert (await ask(api, platform, "before"))[1] == {"type": DEFERRED}
-        await until(lambda: platform.said.get("token-before"), 30, "the first answer")
+        await until(lambda: platform.posts.get("token-before"), 30, "the first answer")
 
         await asyncio.to_thread(own_redis.kill)
         killed = [await ask(api, platform, f"killed-{number}") for number in range(30)]
@@ -127,9 +127,9 @@ async def test_while_redis_is_away_the_user_is_told_at_once_and_nothing_contradi
         await until(accepted, 20, "and again", every=0.2)
         answered = f"done-{time.time_ns()}"
         await ask(api, platform, answered)
-        await until(lambda: platform.said.get(f"token-{answered}"), 30, "a later command is answered")
-        late = [token for token in platform.said if "killed" in token or "frozen" in token]
-        assert late == [], "who was told to ask again gets no second answer"
+        await until(lambda: platform.posts.get(f"token-{answered}"), 30, "a later command is answered")
+        late = [token for token in platform.posts if "killed" in token or "frozen" in token]
+        assert late == [], "a user told to ask again gets no second answer"
     times = [spent for spent, _ in killed]
     assert p99(times) < scale(1.0, 0.3)
     figures(
@@ -159,10 +159,10 @@ async def test_one_answer_in_time_whatever_the_model_and_the_platform_do(
         server.will(Answer({"text": "Rain is water."}))
         answers = await asyncio.gather(*(ask(api, platform, "twice") for _ in range(10)))
         assert {answer["type"] for _, answer in answers} == {DEFERRED}
-        await until(lambda: platform.said.get("token-twice"), 20, "the answer")
+        await until(lambda: platform.posts.get("token-twice"), 20, "the answer")
         answers.append(await ask(api, platform, "twice"))
         calls, edits = len(server.requests), platform.edits("token-twice")
-        assert (calls, edits, platform.said["token-twice"]) == (1, 1, ["Rain is water."])
+        assert (calls, edits, platform.posts["token-twice"]) == (1, 1, ["Rain is water."])
 
         # Longer than the platform takes, and it asks us to wait.
         text = "\n\n".join("word " * 300 for _ in range(3)).strip()
@@ -173,23 +173,23 @@ async def test_one_answer_in_time_whatever_the_model_and_the_platform_do(
         platform.busy(2, 0.2)
         server.will(Answer({"text": text}))
         await ask(api, platform, "long")
-        await until(lambda: len(platform.said.get("token-long", [])) == 3, 20, "all parts")
-        parts = platform.said["token-long"]
+        await until(lambda: len(platform.posts.get("token-long", [])) == 3, 20, "all parts")
+        parts = platform.posts["token-long"]
         assert " ".join(" ".join(parts).split()) == " ".join(text.split())
 
-        # A refusal by the model: said, without internals.
+        # A refusal by the model is passed on without internals.
         server.will(Reply(400, {"error": {"code": "invalid_request", "message": f"bad key {SECRET}"}}))
         await ask(api, platform, "refused")
-        await until(lambda: platform.said.get("token-refused"), 20, "the note")
-        assert platform.said["token-refused"] == [FAILED]
+        await until(lambda: platform.posts.get("token-refused"), 20, "the note")
+        assert platform.posts["token-refused"] == [FAILED]
 
         # It never answers: a friendly note before the token ends. What is sent after that is refused.
         server.will(Hang())
         await ask(api, platform, "hangs")
-        await until(lambda: platform.said.get("token-hangs"), 20, "the note")
+        await until(lambda: platform.posts.get("token-hangs"), 20, "the note")
         at = next(when for when, _, token, _ in platform.requests if token == "token-hangs")
         left = platform.ends["token-hangs"] - at
-        assert platform.said["token-hangs"] == [SLOW]
+        assert platform.posts["token-hangs"] == [SLOW]
         assert left > 0
         await until(lambda: time.time() > platform.ends["token-hangs"], 20)
         with pytest.raises(TokenEnded):
@@ -238,11 +238,11 @@ async def test_a_worker_killed_in_the_middle_of_the_call_costs_the_user_nothing(
             await ask(api, platform, f"killed-{number}")
             await until(lambda before=before: len(server.requests) > before, 20, "the call is under way")
             worker.kill()
-            assert platform.said.get(f"token-killed-{number}") is None, "killed in the middle"
+            assert platform.posts.get(f"token-killed-{number}") is None, "killed in the middle"
             worker = await api.worker("--queue", "chat")
-            await until(lambda number=number: platform.said.get(f"token-killed-{number}"), 30, "the answer")
-        said = [platform.said[f"token-killed-{number}"] for number in range(kills)]
-        assert said == [[f"answer {number}"] for number in range(kills)]
+            await until(lambda number=number: platform.posts.get(f"token-killed-{number}"), 30, "the answer")
+        posts = [platform.posts[f"token-killed-{number}"] for number in range(kills)]
+        assert posts == [[f"answer {number}"] for number in range(kills)]
         edits = sum(platform.edits(f"token-killed-{number}") for number in range(kills))
         assert edits == kills
-    figures("deferred-reply", name="killed workers", kills=kills, answers=len(said), edits=edits)
+    figures("deferred-reply", name="killed workers", kills=kills, answers=len(posts), edits=edits)

@@ -122,7 +122,7 @@ async def test_every_outage_is_answered_in_time_and_recovered_from_without_a_res
                 return (await degraded.enqueue(shop.prepare(key))).queued
 
             await until(as_before, 10, "the degraded producer to try Redis again")
-    found = await jobs_at(own_redis.url)
+    queued = await jobs_at(own_redis.url)
     hanging.cancel()
     with contextlib.suppress(Exception, asyncio.CancelledError):
         await asyncio.wait_for(stock.close(), 3)
@@ -139,11 +139,11 @@ async def test_every_outage_is_answered_in_time_and_recovered_from_without_a_res
     assert slowest["error"] < IN_TIME
     assert slowest["accepted"] < IN_TIME
     for ident in accepted:
-        assert found.count(ident) == 1
+        assert queued.count(ident) == 1
 
 
 async def test_an_order_sent_three_times_to_a_frozen_server_is_prepared_once(own_redis, orders, figures):
-    """The adds time out, and land all the same when Redis thaws. Without an id that makes three orders."""
+    """The adds time out but still land when Redis thaws. Without an id that makes three orders."""
     naive_client = producer_client(own_redis.url)
     naive = Queue("naive", {"connection": naive_client})
     # Several open connections, as a server under load has them: a fresh one would hang before it sends the add.
@@ -153,12 +153,12 @@ async def test_an_order_sent_three_times_to_a_frozen_server_is_prepared_once(own
         await asyncio.gather(*(producer.enqueue(shop.prepare(f"warm-up-{n}")) for n in range(4)))
         own_redis.pause()
         naive_adds, our_adds = [], []
-        for _ in range(3):  # a client that gets no answer in time and sends it again
+        for _ in range(3):  # a client that gets no answer in time sends it again
             naive_adds.append(asyncio.create_task(naive.add("order", {"order_id": "o-1"}, {})))
             our_adds.append(asyncio.create_task(degraded.enqueue(shop.prepare("o-1"))))
             await asyncio.sleep(0.2)
-        told = await asyncio.gather(*naive_adds, return_exceptions=True)
-        assert all(isinstance(answer, Exception) for answer in told)
+        answers = await asyncio.gather(*naive_adds, return_exceptions=True)
+        assert all(isinstance(answer, Exception) for answer in answers)
         assert not any(answer.queued for answer in await asyncio.gather(*our_adds))
         assert (await pending(orders)).waiting == 1
         own_redis.resume()
@@ -236,7 +236,7 @@ async def test_several_drainers_queue_every_request_once(redis_url, orders):
             for number in range(150):
                 await pending_jobs.add(tx, producer, shop.prepare(f"o-{number}"), head_start=0)
         drained = await asyncio.gather(*(drain(orders, producer, batch=60) for _ in range(4)))
-        assert sum(one.queued for one in drained) == 150
+        assert sum(each.queued for each in drained) == 150
         assert (await pending(orders)).waiting == 0
         assert len(await jobs_at(redis_url)) == 150
 
@@ -267,7 +267,7 @@ async def test_head_start_lets_the_accepting_process_hand_over_first(redis_url, 
 
 
 async def test_what_can_never_be_queued_is_parked_with_its_reason_and_can_be_released(redis_url, orders):
-    """A request of a job type that this process does not know, and one that the outage outlived."""
+    """A request of a job type that this process does not know, and one that the outage outlasted."""
     older = JobTypes()
 
     async def gone(_ctx, _payload):

@@ -20,12 +20,12 @@ class Tour:
         self._mark, self.folder = f"QUEUESMITH_TOUR={uuid.uuid4().hex}", folder
         name, _, value = self._mark.partition("=")
         env = {"REDIS_URL": "", "DATABASE_URL": "", "TMPDIR": str(folder), "COLUMNS": "120", name: value}
-        # Not forked: its environment is to be seen in /proc.
+        # Not forked: /proc must show its environment.
         self.process: Spawned = spawn.command(sys.executable, "-m", "studyhall", "demo", env=env)
 
     def running(self):
         """Every process that inherited the tour's environment, whatever session it moved to (Linux)."""
-        found = []
+        pids = []
         for entry in Path("/proc").iterdir() if Path("/proc").exists() else ():
             if entry.name.isdigit():
                 try:
@@ -33,8 +33,8 @@ class Tour:
                 except OSError:
                     continue
                 if inherited and alive(int(entry.name)):
-                    found.append(int(entry.name))
-        return found
+                    pids.append(int(entry.name))
+        return pids
 
     async def nothing_left(self, seconds=30):
         await until(lambda: not self.running(), seconds, "no process of the tour is left")
@@ -47,9 +47,9 @@ async def test_the_tour_passes_and_leaves_nothing_behind(tmp_path, spawn, figure
     await tour.process.line("Worker 1 runs", 60)
     assert len(tour.running()) >= 3 or not Path("/proc").exists(), "tour, worker, server"
     assert await tour.process.exited(240) == 0, str(tour.process)
-    said = "\n".join(tour.process.lines())
-    assert "SIGKILL to worker 1" in said
-    assert "Nothing was lost, nothing was done twice." in said
+    out = "\n".join(tour.process.lines())
+    assert "SIGKILL to worker 1" in out
+    assert "Nothing was lost, nothing was done twice." in out
     await tour.nothing_left()
     assert list(tmp_path.glob("studyhall-*")) == [], "its data directory is gone"
     seconds, left = round(time.monotonic() - began), len(tour.running())

@@ -48,7 +48,7 @@ def ensure(spawn):
 
 
 def start_users(spawn, data_dir, count):
-    """Processes that count up on the shared server, started at once; and what each says about the server."""
+    """Processes that count up on the shared server, started at once; and what each reports about it."""
     users = [spawn(PROGRAMS / "engine_user.py", data_dir, f"count:{n}") for n in range(count)]
     facts = [json.loads(user.line_sync("server ", 40).removeprefix("server ")) for user in users]
     for user in users:
@@ -57,7 +57,7 @@ def start_users(spawn, data_dir, count):
 
 
 def acked(user, before=float("inf")):
-    """The highest count that was acknowledged to this process before a moment."""
+    """The highest count acknowledged to this process before a moment."""
     words = [line.split() for line in user.lines() if line.startswith("acked ")]
     return max((int(count) for _, count, at in words if float(at) < before), default=0)
 
@@ -73,8 +73,8 @@ def counts(url, users):
 
 
 def keeper_of(pid):
-    said = subprocess.run(["ps", "-o", "ppid=", "-p", str(pid)], capture_output=True, text=True, check=True)
-    return int(said.stdout)
+    ps = subprocess.run(["ps", "-o", "ppid=", "-p", str(pid)], capture_output=True, text=True, check=True)
+    return int(ps.stdout)
 
 
 def test_three_processes_at_once_share_one_server(spawn, tmp_path):

@@ -24,8 +24,8 @@ KINDS = (
 Line = tuple[EventBus, EventBus, TcpProxy]
 
 
-class Hands:
-    """A handler that takes its time, and remembers how many of it ran at once."""
+class SlowHandler:
+    """A handler that takes its time, and remembers how many ran at once."""
 
     def __init__(self, seconds):
         self.seconds, self.most, self.beside = seconds, 0, 0
@@ -71,20 +71,20 @@ async def line(request, tcp_proxy):
 @pytest.mark.parametrize("line", KINDS, indirect=True)
 async def test_cut_connections_are_no_crashes_and_start_no_handler_beside_itself(line):
     bus, direct, proxy = line
-    hands = Hands(5)
+    handler = SlowHandler(5)
     batch = events(16)
     assert set(await direct.publish(batch)) == {None}
-    async with consuming(bus, "mail", hands, concurrency=8):
+    async with consuming(bus, "mail", handler, concurrency=8):
         for _ in range(5):  # more often than there are attempts, and all within one run of a handler
-            await until(lambda: hands.running.total() >= 4, 60, "handlers at work")
+            await until(lambda: handler.running.total() >= 4, 60, "handlers at work")
             await asyncio.sleep(0.8)
             proxy.cut()
-        await until(lambda: len(hands.done) == 16, 90, lambda: f"all events: {len(hands.done)}")
+        await until(lambda: len(handler.done) == 16, 90, lambda: f"all events: {len(handler.done)}")
         await until(lambda: _finished(direct), 60, "nothing left", every=0.2)
     assert await direct.quarantined("mail") == []
-    hands.never_beside_itself(8)
+    handler.never_beside_itself(8)
     # A connection cut between effect and acknowledgement shows the event again: at least once, not five times.
-    assert max(hands.done.values()) <= 2
+    assert max(handler.done.values()) <= 2
 
 
 async def _finished(bus):
@@ -119,16 +119,16 @@ async def test_connection_that_swallows_every_byte_is_replaced_within_20_seconds
 
 
 @pytest.mark.parametrize("kind", [pytest.param("kafka", marks=pytest.mark.full), "kafka-ordered"])
-async def test_kafka_brokers_that_stand_still_are_no_crash_and_start_no_handler_beside_itself(kind, any_kafka):
+async def test_kafka_brokers_that_stand_still_are_not_a_crash_and_start_no_handler_beside_itself(kind, any_kafka):
     brokers = any_kafka
     bus = open_bus(kind, brokers.url, f"t{uuid.uuid4().hex[:10]}")
-    hands = Hands(3)
+    handler = SlowHandler(3)
     await bus.subscribe("mail", ["order"])
     assert set(await bus.publish(events(16))) == {None}
     try:
-        async with consuming(bus, "mail", hands, concurrency=8):
+        async with consuming(bus, "mail", handler, concurrency=8):
             for seconds in (1, 1, 5):  # the last for longer than a member may be silent
-                await until(lambda: hands.running.total() >= 1, 60, "handlers at work")
+                await until(lambda: handler.running.total() >= 1, 60, "handlers at work")
                 brokers.freeze()
                 answer = asyncio.create_task(bus.publish(events(1)))
                 await asyncio.sleep(seconds)
@@ -137,14 +137,14 @@ async def test_kafka_brokers_that_stand_still_are_no_crash_and_start_no_handler_
                 assert result is None or isinstance(result, BrokerUnavailable)
             after = events(1)
             assert set(await bus.publish(after)) == {None}
-            await until(lambda: hands.done[after[0].id], 90, lambda: f"what came after: {hands.done.total()}")
+            await until(lambda: handler.done[after[0].id], 90, lambda: f"what came after: {handler.done.total()}")
             await until(lambda: _finished(bus), 60, "nothing left", every=0.2)
         assert await bus.quarantined("mail") == []
     finally:
         brokers.thaw()
         await bus.close()
-    hands.never_beside_itself(8)
-    assert max(hands.done.values()) <= 3  # a member that was silent for too long is given its partitions again
+    handler.never_beside_itself(8)
+    assert max(handler.done.values()) <= 3  # a member that was silent for too long is given its partitions again
 
 
 ALARMS = {
@@ -274,7 +274,7 @@ async def test_full_nats_stops_publishing_and_not_consuming(nats_url):
 
 @pytest.mark.parametrize("overflow", ["reject-publish", "drop-head"])
 async def test_rabbitmq_length_limit_refuses_or_quarantines_and_loses_nothing(rabbitmq_server, overflow):
-    """A policy of an operator, which a quorum queue obeys before its own setting (reject-publish)."""
+    """An operator's policy, which overrides a quorum queue's own setting (reject-publish)."""
     prefix = f"t{uuid.uuid4().hex[:10]}"
     bus = open_bus("rabbitmq", rabbitmq_server.url, prefix)
     tries = Counter()

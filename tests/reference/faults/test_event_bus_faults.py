@@ -26,7 +26,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 EVERY = tuple(kind for kind in BUSES if not kind.endswith("-ordered"))
 
 
-class Scene:
+class Fleet:
     """One bus, one store, and consumer processes on them."""
 
     def __init__(self, kind, url, store, spawn):
@@ -57,10 +57,10 @@ class Scene:
     def effects(self, group):
         with closing(sqlite3.connect(self.store.removeprefix("sqlite:///"), timeout=10)) as store:
             try:
-                found = store.execute("SELECT event FROM bus_effects WHERE consumer = ? ORDER BY id", (group,))
+                rows = store.execute("SELECT event FROM bus_effects WHERE consumer = ? ORDER BY id", (group,))
             except sqlite3.OperationalError:  # not created yet
                 return []
-            return [row[0] for row in found]
+            return [row[0] for row in rows]
 
     async def close(self):
         await self.bus.close()
@@ -69,35 +69,35 @@ class Scene:
 
 
 @pytest.fixture
-async def scene(request, tmp_path, spawn):
+async def fleet(request, tmp_path, spawn):
     kind = str(request.param)
     url = request.getfixturevalue(SERVERS[kind.removesuffix("-ordered")])
-    made = Scene(kind, url, f"sqlite:///{tmp_path}/store.db", spawn)
+    made = Fleet(kind, url, f"sqlite:///{tmp_path}/store.db", spawn)
     yield made
     await made.close()
 
 
-@pytest.mark.parametrize("scene", [*EVERY, pytest.param(THREE_KAFKA, marks=pytest.mark.slow)], indirect=True)
-async def test_consumer_killed_before_and_after_its_effect_takes_effect_once(scene, scale, figures):
+@pytest.mark.parametrize("fleet", [*EVERY, pytest.param(THREE_KAFKA, marks=pytest.mark.slow)], indirect=True)
+async def test_consumer_killed_before_and_after_its_effect_takes_effect_once(fleet, scale, figures):
     rounds = scale(1, 5)
     for group in ("mail", "naive"):
-        await scene.bus.subscribe(group, ["order"])
+        await fleet.bus.subscribe(group, ["order"])
     batch = events(12 * rounds)
-    assert set(await scene.bus.publish(batch)) == {None}
+    assert set(await fleet.bus.publish(batch)) == {None}
     began = time.monotonic()
-    mail = scene.start("mail", "inbox", *["before", "after"] * rounds, "never")
-    bare = scene.start("naive", "bare", "after", "never")
-    victims = await scene.finish("mail", mail, len(batch))
+    mail = fleet.start("mail", "inbox", *["before", "after"] * rounds, "never")
+    bare = fleet.start("naive", "bare", "after", "never")
+    victims = await fleet.finish("mail", mail, len(batch))
     seconds = time.monotonic() - began
-    (doomed,) = await scene.finish("naive", bare, len(batch))
-    ours, naive = Counter(scene.effects("mail")), Counter(scene.effects("naive"))
+    (doomed,) = await fleet.finish("naive", bare, len(batch))
+    ours, naive = Counter(fleet.effects("mail")), Counter(fleet.effects("naive"))
     assert ours == {event.id: 1 for event in batch}
     assert len(victims) == 2 * rounds
-    assert all(scene.delivered["mail", each] >= 2 for each in victims)  # a kill cost a delivery, not an event
+    assert all(fleet.delivered["mail", each] >= 2 for each in victims)  # a kill cost a delivery, not an event
     assert naive[doomed] == 2  # the same death without an inbox
     figures(
         "event-bus",
-        name=f"consumer kills, {scene.kind}",
+        name=f"consumer kills, {fleet.kind}",
         events=len(batch),
         kills=len(victims),
         lost=len(batch) - len(ours),
@@ -108,45 +108,45 @@ async def test_consumer_killed_before_and_after_its_effect_takes_effect_once(sce
 
 
 @pytest.mark.parametrize(
-    "scene",
+    "fleet",
     ["redis", "nats", "rabbitmq", "kafka", pytest.param("kafka-ordered", marks=pytest.mark.full)],
     indirect=True,
 )
-async def test_event_that_kills_its_consumer_ends_in_quarantine(scene):
+async def test_event_that_kills_its_consumer_ends_in_quarantine(fleet):
     deaths = (
-        3 if scene.kind.startswith("kafka") else 2
+        3 if fleet.kind.startswith("kafka") else 2
     )  # attempts allowed: two; of Kafka's first death nothing is known
-    await scene.bus.subscribe("mail", ["order"])
+    await fleet.bus.subscribe("mail", ["order"])
     good, (poison,) = events(4), events(1, poison=True)
-    assert set(await scene.bus.publish([*good[:2], poison, *good[2:]])) == {None}
-    child = scene.start("mail", "inbox", *["poison"] * (deaths + 1))
+    assert set(await fleet.bus.publish([*good[:2], poison, *good[2:]])) == {None}
+    child = fleet.start("mail", "inbox", *["poison"] * (deaths + 1))
 
     async def quarantined():
-        return len(await scene.bus.quarantined("mail")) == 1 and await scene.bus.lag("mail") == 0
+        return len(await fleet.bus.quarantined("mail")) == 1 and await fleet.bus.lag("mail") == 0
 
     await until(quarantined, 60, lambda: f"the poison in quarantine; {child}", every=0.3)
     child.terminate()
     assert await child.exited(20) == 0, str(child)
     assert _ids(child, "dies on ") == [poison.id] * deaths
     assert child.lines()[-1] == "life poison 0"
-    (entry,) = await scene.bus.quarantined("mail")
+    (entry,) = await fleet.bus.quarantined("mail")
     assert entry.event == poison
     assert "delivered 2 times and never answered" in entry.reason
-    assert Counter(scene.effects("mail")) == {event.id: 1 for event in good}
+    assert Counter(fleet.effects("mail")) == {event.id: 1 for event in good}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "scene", ["redis-ordered", "nats-ordered", pytest.param("kafka-ordered", marks=pytest.mark.full)], indirect=True
+    "fleet", ["redis-ordered", "nats-ordered", pytest.param("kafka-ordered", marks=pytest.mark.full)], indirect=True
 )
-async def test_order_per_key_survives_a_killed_owner(scene):
-    assert scene.bus.capabilities.ordered_per_key
-    await scene.bus.subscribe("mail", ["order"])
+async def test_order_per_key_survives_a_killed_owner(fleet):
+    assert fleet.bus.capabilities.ordered_per_key
+    await fleet.bus.subscribe("mail", ["order"])
     batch = [event for _ in range(6) for event in events(3)]  # three subjects, six events each, interleaved
-    assert set(await scene.bus.publish(batch)) == {None}
-    child = scene.start("mail", "inbox", "before", "after", "never")
-    assert len(await scene.finish("mail", child, len(batch))) == 2
-    effects = scene.effects("mail")  # in the order they were committed
+    assert set(await fleet.bus.publish(batch)) == {None}
+    child = fleet.start("mail", "inbox", "before", "after", "never")
+    assert len(await fleet.finish("mail", child, len(batch))) == 2
+    effects = fleet.effects("mail")  # in the order they were committed
     for subject in {event.subject for event in batch}:
         line = [event.id for event in batch if event.subject == subject]
         assert [each for each in effects if each in line] == line
@@ -194,7 +194,7 @@ async def test_broker_killed_mid_stream_loses_no_accepted_event(broker, scale, f
         seen[event.id] += 1
 
     async def produce():
-        """As an outbox does: what was not accepted is published again under the same id."""
+        """Like an outbox: what was not accepted is published again under the same id."""
         nonlocal refused
         while not over.is_set():
             waiting = events(10)
@@ -212,7 +212,7 @@ async def test_broker_killed_mid_stream_loses_no_accepted_event(broker, scale, f
     consumer = asyncio.create_task(bus.consume("mail", ["order"], note, stop=stop, policy=QUICK))
     producer = asyncio.create_task(produce())
 
-    def felt():  # one broker is missed, of three the other two go on
+    def felt():  # a single broker is missed; of three, two go on
         return len(accepted) if broker.kind == THREE_KAFKA else refused
 
     for _ in range(kills):
@@ -238,7 +238,7 @@ async def test_broker_killed_mid_stream_loses_no_accepted_event(broker, scale, f
 
 
 async def _longest_silence(of):
-    """Seconds the event loop let nobody run, until `of` is set."""
+    """The longest pause of the event loop in seconds, until `of` is set."""
     longest, last = 0.0, time.monotonic()
     while not of.is_set():
         await asyncio.sleep(0.01)
@@ -308,7 +308,7 @@ async def test_usual_stream_consumer_loses_what_ours_keeps(redis_server, redis_u
         await frozen.line("ready")
         add("killed", 5)
         await frozen.line("batch")
-        await until(lambda: client.xpending("killed", "g")["pending"] == 5, what="five in its hands")
+        await until(lambda: client.xpending("killed", "g")["pending"] == 5, what="five in hand")
         frozen.kill()
         client.xadd("killed", {"n": "marker"})
         # Its successor, with the crash on BUSYGROUP repaired: reads new entries and never the five.
@@ -345,9 +345,9 @@ async def _the_same_with_ours(url, spawn):
     batch[1] = batch[1].model_copy(update={"data": {"number": 1, "poison": True}})
     assert set(await bus.publish(batch)) == {None}  # before the group exists
     await bus.trim("order")
-    scene = Scene("redis", url, f"sqlite:///{spawn._directory}/ours.db", spawn)
-    scene.prefix = "ours"
-    child = scene.start("g", "inbox", "before")  # kill -9 with an entry in its hands
+    fleet = Fleet("redis", url, f"sqlite:///{spawn._directory}/ours.db", spawn)
+    fleet.prefix = "ours"
+    child = fleet.start("g", "inbox", "before")  # kill -9 with an entry in its hands
     assert await child.exited(30) == 0, str(child)
     (killed_on,) = _ids(child, "dies on ")
     done = set()
@@ -359,14 +359,14 @@ async def _the_same_with_ours(url, spawn):
         done.add(event.id)
 
     # The dead one brought two events to their end; everything else is still to come.
-    gone = set(scene.effects("g"))
+    gone = set(fleet.effects("g"))
     consumer = asyncio.create_task(bus.consume("g", ["order"], handle, stop=stop, policy=QUICK))
     good = {event.id for event in batch if not event.data.get("poison")}
     await until(lambda: good <= done | gone, 30, "all good events")
     await bus.trim("order")
     stop.set()
     await consumer
-    await scene.close()
+    await fleet.close()
     missing = good - done - gone
     first = {event.id for event in batch[:4]}
     await bus.redis.aclose()

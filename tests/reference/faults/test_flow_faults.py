@@ -29,7 +29,7 @@ async def test_a_killed_producer_leaves_whole_flows_where_single_adds_leave_halv
     producer = full_producer(program.job_types(), redis_url)
 
     async def halves(queue):
-        """Chains there are, and how many of them lack a step."""
+        """How many chains there are, and how many lack a step."""
         steps = Counter()
         async for key in producer.redis.scan_iter(f"bull:{queue}:*.*", count=1000):
             if key.count(":") == 2:
@@ -38,7 +38,7 @@ async def test_a_killed_producer_leaves_whole_flows_where_single_adds_leave_halv
 
     try:
         kills = naive_half = 0
-        # Some fall between two chains: as many more as it takes to hit one.
+        # Some kills fall between two chains: more, until one is hit.
         while kills < scale(4, 15) or (not naive_half and kills < 40):
             victim = spawn(PROGRAM, "produce", f"--redis={redis_url}", f"--start={kills * 1_000_000}")
             await victim.line('"ready"')
@@ -92,10 +92,10 @@ async def test_killed_workers_lose_no_step_of_a_flow_where_hand_made_chains_end_
             rows = await connection.execute(
                 select(program.done.c.chain, program.done.c.step).order_by(program.done.c.id)
             )
-            found = defaultdict(list)
+            done = defaultdict(list)
             for chain, step in rows:
-                found[chain].append(step)
-        return found, hits
+                done[chain].append(step)
+        return done, hits
 
     async def idle():
         for name in (program.QUEUE, program.NAIVE):

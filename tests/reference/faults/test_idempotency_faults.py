@@ -1,4 +1,4 @@
-"""Idempotency under kill -9: our inbox and, in the same test, the naive versions that lose and double."""
+"""Idempotency under kill -9: our inbox and, in the same test, the naive versions that lose and duplicate."""
 
 import asyncio
 import json
@@ -99,7 +99,7 @@ async def test_a_key_made_of_the_job_id_gives_one_customer_the_others_result(sto
 
     assert await with_key(ann, ann.data["key"]) == "receipt of ann"
     assert await with_key(bob, bob.data["key"]) == "receipt of bob"
-    # And whoever uses the job id all the same is told, instead of being given somebody else's receipt.
+    # Whoever uses the job id anyway gets an error, not somebody else's receipt.
     await with_key(ann, ann.id)
     with pytest.raises(KeyReused):
         await with_key(bob, bob.id)

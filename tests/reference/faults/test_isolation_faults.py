@@ -120,11 +120,11 @@ async def test_process_killer_takes_only_itself_down_where_an_executor_fails_its
 
 @pytest.mark.fault
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "reason"),
     [("sigkill", "SIGKILL"), ("os._exit", "exit code 3"), ("sys.exit", "exit code 4"), ("segfault", "SIGSEGV")],
 )
-async def test_every_way_to_die_is_named_and_retried(pool, work, how, said):
-    with pytest.raises(ProcessDied, match=said) as caught:
+async def test_every_way_to_die_is_named_and_retried(pool, work, how, reason):
+    with pytest.raises(ProcessDied, match=reason) as caught:
         await pool.run(work.die, how)
     assert isinstance(caught.value, Transient)
 

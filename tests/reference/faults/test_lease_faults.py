@@ -64,16 +64,16 @@ async def test_stale_write_of_a_holder_frozen_past_its_lease_is_refused(redis_ur
         store = open_store(url)
         await create_all(store)
         await redis.flushall()
-        told = await frozen_holder_story(kind, redis_url, redis, spawn, url)
+        answer = await frozen_holder_story(kind, redis_url, redis, spawn, url)
         async with read(store) as connection:
             writes = lease_holder.writes
-            found = (await connection.scalars(select(writes.c.who).order_by(writes.c.id))).all()
+            writers = (await connection.scalars(select(writes.c.who).order_by(writes.c.id))).all()
         await close(store)
-        return list(found), told
+        return list(writers), answer
 
     writes, (a, b) = await story("fenced")
     assert writes == ["b"], "the stale write got through"
-    first, second = [json.loads(await one.line('"held"'))["fence"] for one in (a, b)]
+    first, second = [json.loads(await holder.line('"held"'))["fence"] for holder in (a, b)]
     assert second > first
     assert "later holder" in await a.line('"refused"')
     assert json.loads(await a.line('"left"'))["lost"] is True, "it also learned that the lease is lost"
@@ -92,7 +92,7 @@ async def test_leaving_late_does_not_give_away_the_lease_of_the_next_holder(redi
 
     a = Lease(redis, "x", ttl=10)
     await a.__aenter__()
-    await redis.delete("lease:x")  # stands for: it ran out
+    await redis.delete("lease:x")  # as if it ran out
     async with Lease(redis, "x", ttl=10, label="b") as held:
         await a.__aexit__(None, None, None)
         assert await Lease(redis, "x").holder() == "b"

@@ -119,8 +119,8 @@ async def work(store, prefix, commits, rollbacks, seed):
 
 def first_copies(events):
     kept = {}
-    for one in events:
-        kept.setdefault(one.id, one)
+    for copy in events:
+        kept.setdefault(copy.id, copy)
     return kept
 
 
@@ -128,14 +128,14 @@ def out_of_order(events):
     """Events whose aggregate had a later one before them."""
     last = defaultdict(int)
     wrong = 0
-    for one in first_copies(events).values():
-        wrong += one.data["n"] <= last[one.subject]
-        last[one.subject] = max(last[one.subject], one.data["n"])
+    for copy in first_copies(events).values():
+        wrong += copy.data["n"] <= last[copy.subject]
+        last[copy.subject] = max(last[copy.subject], copy.data["n"])
     return wrong
 
 
 async def stranded(store, worker):
-    """Rows a dead relay had claimed and not settled: proof that the kill hit it at work."""
+    """Rows a dead relay had claimed but not settled: proof that the kill hit it at work."""
     held = select(func.count()).where(outbox.c.claimed_by == worker, outbox.c.published_at.is_(None))
     async with read(store) as connection:
         return int((await connection.execute(held)).scalar_one())
@@ -193,7 +193,7 @@ async def test_killed_relays_publish_every_commit_and_no_rollback_while_a_naive_
         promised, _ = await kill_while_working(relays, store, "mark_first", seed=seed, **small)
         await until(all_published, 30, "the naive relays to mark everything")
         await relays.quiet()
-        lost = promised - {one.id for one in relays.sink()}
+        lost = promised - {copy.id for copy in relays.sink()}
         assert lost, "the naive relay lost nothing: the kills came at the wrong moments"
         naive_lost = {"naive_kills": 3, "naive_commits": 100, "naive_lost": len(lost)}
     figures(
@@ -216,7 +216,7 @@ async def fill(store, count):
 
 @pytest.mark.fault
 async def test_three_relays_at_once_double_nothing_while_two_naive_ones_double_all(store, relays, scale, figures):
-    """With the default lease of 30 s: none of them stalls for longer, not even on a crowded machine."""
+    """With the default lease of 30 s: none stalls for longer, even on a crowded machine."""
     count = scale(200, 2000)
     await fill(store, count)
     started = [relays.start("relay") for _ in range(3)]
@@ -266,7 +266,7 @@ async def test_a_relay_frozen_past_its_lease_doubles_what_it_held_and_reorders_n
         return [fields["id"] for _, fields in relays.redis.xrange("sink") if fields["by"] == worker]
 
     async def in_mid_batch():
-        """Stopped between two publishes: what it holds, as far as it is published already."""
+        """Stopped between two publishes: of what it holds, the part already published."""
         if not 3 <= len(by(name)) % 20 <= 10:
             return []
         frozen.stop_signal()
@@ -351,8 +351,8 @@ class SlowSink:
     async def publish(self, events):
         self.calls += 1
         await asyncio.sleep(0.005)
-        self.events += [one for one in events if not self._bad(one)]
-        return [Transient("the broker refuses this one") if self._bad(one) else None for one in events]
+        self.events += [each for each in events if not self._bad(each)]
+        return [Transient("the broker refuses this one") if self._bad(each) else None for each in events]
 
 
 @pytest.mark.fault
@@ -362,8 +362,8 @@ async def test_a_hundred_poison_rows_do_not_delay_fifty_good_ones(store, figures
         await add(tx, *(event(f"bad-{n}", 1) for n in range(poison)))
         await add(tx, *(event(f"good-{n}", 1) for n in range(good)))
 
-    def bad(one):
-        return one.subject.startswith("bad")
+    def bad(each):
+        return each.subject.startswith("bad")
 
     naive = SlowSink(bad)
     for _ in range(20):  # oldest first, mark what was accepted, come back to the rest
@@ -380,7 +380,7 @@ async def test_a_hundred_poison_rows_do_not_delay_fifty_good_ones(store, figures
     while len(ours.events) < good:
         rounds += 1
         assert await relay.run_once(), "claimed nothing although good events wait"
-    assert rounds <= 7  # even if every poison row spent all its three attempts first
+    assert rounds <= 7  # even if every poison row used up its three attempts first
 
     async def given_up():
         await relay.run_once()

@@ -37,8 +37,8 @@ class Provider:
         self.url = f"http://127.0.0.1:{self.process.line_sync('ready').split()[1]}"
 
     def state(self):
-        with urllib.request.urlopen(f"{self.url}/printed", timeout=20) as said:  # loopback
-            return json.load(said)
+        with urllib.request.urlopen(f"{self.url}/printed", timeout=20) as answer:  # loopback
+            return json.load(answer)
 
     def printed(self):
         return Counter(label["parcel"] for label in self.state()["printed"])
@@ -57,7 +57,7 @@ class Fleet:
 
 
 async def under_fire(spawn, redis, provider, spec, *, calls, kills, freezes, away, seed):
-    """Have `calls` labels printed through all of it; the jobs by parcel, when all have ended."""
+    """Have `calls` labels printed under every fault; the jobs by parcel, when all have ended."""
     rng = random.Random(seed)
     fleet = Fleet(spawn, spec)
     faults = ["kill"] * kills + ["freeze"] * freezes + ["away"] * (1 if away else 0)
@@ -94,12 +94,12 @@ async def under_fire(spawn, redis, provider, spec, *, calls, kills, freezes, awa
                 return f"all jobs ended; left: {[job for job in states.values() if 'finishedOn' not in job][:3]}"
 
             await until(ended, 180, left, every=0.1)
-            found = {name: client.hgetall(f"bull:labels:{name}") for name in parcels}
+            jobs = {name: client.hgetall(f"bull:labels:{name}") for name in parcels}
     for worker in fleet.workers:
         worker.terminate()
     for worker in fleet.workers:
         await worker.exited(30)
-    return found
+    return jobs
 
 
 @pytest.mark.slow
@@ -203,9 +203,9 @@ async def test_a_replay_after_the_provider_forgot_the_key_is_not_made_again(spaw
 
         async def send(key, parcel="ours"):
             body = {"parcel": parcel, "reference": key}
-            said = await client.post("/labels", json=body, headers={"idempotency-key": key})
-            check_status(said.status_code)
-            return said.json()
+            answer = await client.post("/labels", json=body, headers={"idempotency-key": key})
+            check_status(answer.status_code)
+            return answer.json()
 
         async def cut(key):
             await send(key, "lost")

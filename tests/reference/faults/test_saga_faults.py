@@ -49,9 +49,9 @@ class VictimRun:
         return self.log.read_text().splitlines() if self.log.exists() else []
 
     async def line(self, text, timeout=20):
-        found = lambda: next((line for line in self.lines() if text in line), None)  # noqa: E731
+        line_with = lambda: next((line for line in self.lines() if text in line), None)  # noqa: E731
         try:
-            return str(await until(found, timeout, what=f"a line with {text!r}"))
+            return str(await until(line_with, timeout, what=f"a line with {text!r}"))
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self}") from None
 
@@ -95,8 +95,8 @@ class Shop:
 
     async def endings(self, running):
         await running.line("all ended", timeout=90)
-        told = [json.loads(line) for line in running.lines() if line.startswith("{")]
-        return Counter(line["ended"] for line in told if "ended" in line)
+        lines = [json.loads(line) for line in running.lines() if line.startswith("{")]
+        return Counter(line["ended"] for line in lines if "ended" in line)
 
     async def finish(self, processes=1, **plan):
         """Processes that live on resume every saga until none is due."""
@@ -105,7 +105,7 @@ class Shop:
         assert await self.endings(running) == {"exit 0": processes}, str(running)
 
     async def end_leases(self):
-        """Let the time pass that the leases of the dead still have: they are long, so that load ends none."""
+        """Let the leases of the dead run out: they are long, so that load ends none."""
         async with begin(self.store) as tx:
             held = saga_store.sagas.update().where(saga_store.sagas.c.owner.is_not(None))
             await tx.execute(held.values(due_at=0.0))
@@ -120,7 +120,7 @@ class Shop:
             return dict((await http.get("/admin/ledger")).raise_for_status().json())
 
     async def landed(self, fault):
-        """Has the provider worked on the request it was slow with?"""
+        """Has the provider handled the request it was slow with?"""
         return all(call["status"] for call in (await self.ledger())["calls"] if call["fault"] == fault)
 
     async def charge_calls(self):
@@ -143,29 +143,29 @@ class Shop:
         return [(row.step, row.event) for row in await saga_store.history(self.store, order_id)]
 
     async def disagreements(self):
-        """By order: where its status, its money, its seats and its events do not tell the same story."""
+        """By order: where status, money, seats and events disagree."""
         ledger = await self.ledger()
         async with read(self.store) as tx:
             rows = (await tx.execute(select(orders))).mappings().all()
             reserved = {row.order_id for row in (await tx.execute(select(seat_reservations))).all()}
-            told = Counter((row.subject, row.type) for row in (await tx.execute(select(outbox))).all())
+            events = Counter((row.subject, row.type) for row in (await tx.execute(select(outbox))).all())
         refunded = {row["charge_key"] for row in ledger["refunds"] if row["status"] == "refunded"}
-        found = {}
+        wrong_orders = {}
         for row in rows:
-            mine = [c for c in ledger["charges"] if c["customer"] == row["customer"] and c["status"] == "succeeded"]
-            kept = sum(c["amount"] for c in mine if c["key"] not in refunded)
+            charges = [c for c in ledger["charges"] if c["customer"] == row["customer"] and c["status"] == "succeeded"]
+            kept = sum(c["amount"] for c in charges if c["key"] not in refunded)
             good = row["status"] == "confirmed"
             story = {
                 "status": row["status"] in ("confirmed", "cancelled"),
-                "charged once": len(mine) == 1 if good else len(mine) <= 1,
+                "charged once": len(charges) == 1 if good else len(charges) <= 1,
                 "money": kept == (row["amount_cents"] if good else 0),
                 "seats": (row["id"] in reserved) == good,
-                "confirmed event": told[row["id"], "order.confirmed.v1"] == int(good),
-                "cancelled event": told[row["id"], "order.cancelled.v1"] == int(not good),
+                "confirmed event": events[row["id"], "order.confirmed.v1"] == int(good),
+                "cancelled event": events[row["id"], "order.cancelled.v1"] == int(not good),
             }
             if wrong := [name for name, right in story.items() if not right]:
-                found[row["id"]] = f"{row['status']}, kept {kept}: wrong {', '.join(wrong)}"
-        return found
+                wrong_orders[row["id"]] = f"{row['status']}, kept {kept}: wrong {', '.join(wrong)}"
+        return wrong_orders
 
     async def seats_add_up(self):
         async with read(self.store) as tx:
@@ -214,7 +214,7 @@ def every_death():
     matrix += [(LOST_ANSWER, [(moment, "charge")]) for moment in ("before intent", "after intent")]
     for case, steps in undone.items():
         matrix += [(case, [(moment, step)]) for step in STEPS[:steps] for moment in UNDO]
-    # A killed process is resumed by one that is killed as well, in the same step and on the way back.
+    # What a killed process left is resumed by one that is killed too, in the same step and on the way back.
     matrix += [(OK, [("after intent", "charge"), ("after effect", "charge"), ("after record", "charge")])]
     for moment in UNDO:
         matrix += [(FAILS_AT_CONFIRM, [("after effect", "charge"), (moment, "charge"), (moment, "reserve-seats")])]
@@ -227,7 +227,7 @@ async def test_killed_at_any_moment_money_seats_and_order_agree_in_the_end(shop,
     quick = scale(10, len(matrix))
     if quick < len(matrix):  # always with what the naive saga gets wrong, the rest drawn again each run
         must = [(OK, [("after effect", "charge")]), (FAILS_AT_CONFIRM, [("after undo effect", "charge")])]
-        rest = [one for one in matrix if one not in must]
+        rest = [each for each in matrix if each not in must]
         matrix = must + random.Random(seed).sample(rest, quick - len(must))
     cases = [(await shop.place(case[0], method=case[1], pack=case[2]), case, deaths) for case, deaths in matrix]
 
@@ -239,7 +239,7 @@ async def test_killed_at_any_moment_money_seats_and_order_agree_in_the_end(shop,
         victims = [{"saga_id": o, "moment": m, "step": s, "signal": "KILL"} for o, (m, s) in wave.items()]
         for some in _dozens(victims):
             died = await shop.endings(running := shop.victims(some))
-            assert died == {"signal 9": len(some)}, f"some never came to their moment: {some}\n{running}"
+            assert died == {"signal 9": len(some)}, f"some never reached their moment: {some}\n{running}"
         killed += len(wave)
         await shop.end_leases()
     await shop.finish(processes=2)
@@ -310,12 +310,12 @@ async def test_charge_without_an_answer_is_completed_or_taken_back_never_forgott
     # The charge is given up and lands afterwards: voided under its key, so it is refused when it lands.
     late = await shop.place("fails-at-charge")
     await shop.fault("late", seconds=8.0)
-    await shop.fault("unavailable", times=5)  # every later try, until the attempts are spent
+    await shop.fault("unavailable", times=5)  # every later try, until no attempt is left
     await shop.finish(timeout=0.5)
     assert (await shop.saga(late)).state == "compensated"
     await until(lambda: shop.landed("late"), what="the late charge arrived at the provider")
     assert [call["status"] for call in (await shop.ledger())["calls"] if call["fault"] == "late"] == [409]
-    # The naive saga: the error is caught, the charge is not among the steps done, so nobody gives it back.
+    # The naive saga: the error is caught, the charge is not among the steps done, so nobody refunds it.
     naive = await shop.place("buyer", method="card_lost_answer", naive=True)
     await shop.endings(shop.victims([{"saga_id": naive, "signal": None}], mode="naive"))
 
@@ -370,8 +370,8 @@ async def test_many_runners_share_the_sagas_and_never_one_of_them(shop, scale, f
     assert calls == len(placed)
     assert not await shop.disagreements()
 
-    # The same pollers without lease and fence: each takes whatever has not ended. The provider is slow, so who finds a
-    # charge that another has just started looks it up while it is still on its way, and makes it as well.
+    # The same pollers without lease and fence: each takes whatever has not ended. The provider is slow, so a poller
+    # that finds a charge another has just started looks it up too early, and makes it as well.
     twins = [await shop.place("buyer") for _ in range(scale(10, 100))]
     await shop.fault("late", times=len(twins), seconds=3.0)
     await shop.finish(processes=3, lease=False, fence=False)
@@ -403,7 +403,7 @@ async def test_frozen_holder_wakes_after_its_lease_and_its_write_is_refused(shop
         deadline = 4.0 if moment == "after effect" else 60.0
         holders[fence, moment] = shop.victims([victim], fence=fence, deadline=deadline, margin=0.3)
     frozen = [json.loads(await holder.line('"frozen"'))["frozen"] for holder in holders.values()]
-    # Those that froze before their call: somebody stops the order, so nobody else makes that call.
+    # For those frozen before their call somebody stops the order, so nobody else makes that call.
     for (_, moment), order in held.items():
         if moment == "after intent":
             await saga_repair.compensate(shop.store, order, by="operator", note="called", force=True)
@@ -425,7 +425,7 @@ async def test_frozen_holder_wakes_after_its_lease_and_its_write_is_refused(shop
     for (fence, _), holder in holders.items():
         assert fence == any("is old" in line for line in holder.lines()), str(holder)
     assert without, "without the fence stale writes land: otherwise this test shows nothing"
-    # They then sent the charge that was voided meanwhile, and the provider refused it.
+    # They then sent the charge, which was void by then, and the provider refused it.
     late = [call["status"] for call in (await shop.ledger())["calls"] if call["operation"] == "charge"]
     assert late.count(409) == 2
     assert not set(await shop.disagreements()) & {order for (fence, _), order in held.items() if fence}
@@ -459,9 +459,9 @@ async def test_repair_in_the_middle_of_a_call_is_refused_and_the_charge_is_never
 
 
 async def test_five_deaths_in_a_step_consume_none_of_its_two_attempts(shop, figures):
-    """Every process that comes to the charge is killed in it, then the provider fails once: the second attempt is left.
+    """Every process that gets to the charge is killed in it, then the provider fails once: one attempt is left.
 
-    The twin counts a death as an attempt, as a counter that is raised when a step begins does.
+    The twin counts a death as an attempt, like a counter raised when a step begins.
     """
     ours = {"charge": {"attempts": 2}}
     naive = {"charge": {"attempts": 2, "crashes": 2}}

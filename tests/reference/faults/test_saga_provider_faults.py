@@ -65,16 +65,16 @@ class Parcels:
         return await self.states()
 
     async def driver(self):
-        """Which of the processes holds a saga right now, if one does; DONE when none is left to be driven."""
-        found = await saga_store.list_sagas(self.store, limit=1_000)
+        """Which process holds a saga right now, if any; DONE when none is left to drive."""
+        sagas = await saga_store.list_sagas(self.store, limit=1_000)
         for number, runner in enumerate(self.runners):
-            if any(saga.owner and f":{runner.pid}:" in saga.owner for saga in found):
+            if any(saga.owner and f":{runner.pid}:" in saga.owner for saga in sagas):
                 return number + 1
-        return None if any(saga.due_at for saga in found) else DONE
+        return None if any(saga.due_at for saga in sagas) else DONE
 
     def printed(self):
-        with urllib.request.urlopen(f"{self.provider}/printed", timeout=20) as said:  # loopback
-            return list(json.load(said)["printed"])
+        with urllib.request.urlopen(f"{self.provider}/printed", timeout=20) as answer:  # loopback
+            return list(json.load(answer)["printed"])
 
     def valid(self):
         return Counter(label["parcel"] for label in self.printed() if not label["void"])
@@ -98,13 +98,13 @@ async def test_killed_runners_of_cancelled_sagas_leave_one_valid_label_or_none(
             break
         parcels.kill(victim or 0)
         killed += 1
-        for saga_id in [one for one in cancelled if rng.random() < 0.3]:
+        for saga_id in [ident for ident in cancelled if rng.random() < 0.3]:
             await parcels.cancel(saga_id)
     await parcels.ended()
     for saga_id in cancelled:
         await parcels.cancel(saga_id)  # those that had completed
     states = await parcels.ended()
-    wanted = {one: "compensated" if n % 4 == 0 or one in cancelled else "completed" for n, one in enumerate(ids)}
+    wanted = {ident: "compensated" if n % 4 == 0 or ident in cancelled else "completed" for n, ident in enumerate(ids)}
     assert states == wanted
     valid = parcels.valid()
     assert valid == {saga_id: 1 for saga_id, state in states.items() if state == "completed"}

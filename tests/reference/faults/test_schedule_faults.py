@@ -86,10 +86,10 @@ class Fleet:
 
     async def kill_leader(self):
         """SIGKILL the instance in the middle of a tick. True if that tick was not done yet."""
-        seen = {one.pid: len(self.starts(one)) for one in self.instances}
+        seen = {each.pid: len(self.starts(each)) for each in self.instances}
 
         def leader():
-            return next((one for one in self.instances if len(self.starts(one)) > seen[one.pid]), None)
+            return next((each for each in self.instances if len(self.starts(each)) > seen[each.pid]), None)
 
         victim = await until(leader, 20, "a tick starts somewhere", every=0.002)
         victim.kill()
@@ -139,7 +139,7 @@ async def test_leader_kills_leave_at_most_one_run_per_tick_and_every_missed_tick
             await asyncio.sleep(rng.random() * fleet.every)
             in_mid_tick += await fleet.kill_leader()
             await fleet.start(1)
-        # And an outage of all: nobody is there for these slots.
+        # And an outage of all: no instance is there for these slots.
         for instance in fleet.instances:
             instance.kill()
         await asyncio.sleep(4 * fleet.every)
@@ -157,7 +157,7 @@ async def test_leader_kills_leave_at_most_one_run_per_tick_and_every_missed_tick
         await fleet.idle()
         effects, missed, state = await fleet.effects(), await fleet.missed(), await fleet.state()
         failures = [job.failedReason for job in await fleet.queue.getFailed()]
-    runs = sum(len(fleet.starts(one)) for one in [*fleet.instances, *fleet.gone])
+    runs = sum(len(fleet.starts(each)) for each in [*fleet.instances, *fleet.gone])
     assert in_mid_tick > 0, "no kill hit an unfinished tick: this run proves nothing"
     assert max(effects.values()) == 1, "a tick took effect twice"
     assert failures == []
@@ -166,7 +166,7 @@ async def test_leader_kills_leave_at_most_one_run_per_tick_and_every_missed_tick
     every_slot = set(range(min(effects), max(effects) + 1, step))
     span = len(every_slot)
     assert set(effects).isdisjoint(missed), "a slot that ran is still reported as missed"
-    assert set(effects) | missed == every_slot, "a slot neither ran nor was it reported"
+    assert set(effects) | missed == every_slot, "a slot neither ran nor was reported"
     assert state.missed == len(missed)
     assert state.missed - missed_before >= 3, "the outage of all is in the report"
     figures(
@@ -209,11 +209,11 @@ async def test_a_worker_an_hour_ahead_starts_no_tick_early_and_silences_nobody(
         await more_ticks("ticks of the worker whose clock is right")
         await fleet.idle()
         effects, missed = await fleet.effects(), await fleet.missed()
-    early = max(fleet.earliest(one) for one in fleet.instances)
+    early = max(fleet.earliest(instance) for instance in fleet.instances)
     assert early < 0.1, f"a tick was started {early:.1f} s before its slot"
     assert max(effects.values()) == 1
     slots = set(range(min(effects), max(effects) + 1, 1000))
-    assert set(effects) | missed == slots, "a slot neither ran nor was it reported"
+    assert set(effects) | missed == slots, "a slot neither ran nor was reported"
     figures(
         "schedule",
         name=f"clock-ahead-{first}-{'cron' if cron else 'every'}",
@@ -261,15 +261,15 @@ async def test_an_old_instance_that_restarts_in_a_rolling_deploy_removes_nothing
 
         await until(ticks, 30, "ticks after the loss")
         assert await has_both()
-        told = [line for line in restarted.lines() if "changes nothing" in line]
-    assert told == ["version 2 of the schedules is in force: this instance declares version 1 and changes nothing"]
+        lines = [line for line in restarted.lines() if "changes nothing" in line]
+    assert lines == ["version 2 of the schedules is in force: this instance declares version 1 and changes nothing"]
 
 
 @pytest.mark.slow
 async def test_cron_locks_run_a_tick_again_when_the_job_outlives_the_lock_or_a_clock_is_off(
     redis_url, spawn, scale, figures
 ):
-    """The naive twin, in the two ways in which it is met: one lock for all instances, SET NX and DEL."""
+    """The naive twin, which fails in two ways: one lock for all instances, SET NX and DEL."""
     ticks = scale(2, 20)
     redis = producer_client(redis_url)
 

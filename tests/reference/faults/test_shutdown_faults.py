@@ -40,7 +40,7 @@ async def test_sigterms_mid_job_spend_no_attempt_and_stall_nothing(redis_url, tm
         assert steady.returncode is None
         assert released > 0, "no job was cut: the grace limit was never tested"
         assert ledger.events("stalled") == []
-        assert {start["attempts_made"] for start in starts} == {0}, "no attempt was spent"
+        assert {start["attempts_made"] for start in starts} == {0}, "no attempt was consumed"
         assert {start["stalled"] for start in starts} == {0}
         assert len(entries) == jobs
         assert set(entries.values()) == {1}

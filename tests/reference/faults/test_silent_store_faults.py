@@ -1,4 +1,4 @@
-"""PostgreSQL behind a network that swallows bytes and tells nobody: who is back, and how soon."""
+"""PostgreSQL behind a network that silently swallows bytes: what recovers, and how soon."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ from studyhall.patterns.saga import DbStep, Saga, SagaRunner, SagaStep
 from studyhall.patterns.saga import store as saga_store
 
 pytestmark = pytest.mark.needs_postgres
-BACK = 20.0  # seconds: the promise. Twice that is waited, for a machine that has other things to do.
+BACK = 20.0  # seconds: the promise. Tests wait twice that, for a busy machine.
 
 
 class Sink:
@@ -47,7 +47,7 @@ def network(postgres_url, tcp_proxy):
 
 @pytest.fixture
 async def proxied(direct, postgres_url, network):
-    """The same database, through the network that can be made to swallow; as long to connect as users wait for it."""
+    """The same database through that network, with the connect timeout that users have."""
     url = postgres_url.partition("?")[0]
     store = open_store(url.replace(str(network.target), str(network.port)))
     yield store
@@ -92,7 +92,7 @@ async def test_a_relay_is_back_soon_after_its_connections_fell_silent(direct, pr
 
 @pytest.mark.slow
 async def test_a_relay_is_back_soon_after_silence_in_the_middle_of_its_transaction(direct, proxied, network):
-    """The server hears no COMMIT and keeps the row's lock, which the relay needs next. It kept it for a minute."""
+    """The server hears no COMMIT and keeps the row's lock, which the relay needs next; it kept it for a minute."""
     sink = Sink()
     relay = Relay(proxied, sink, poll=0.2)
     silent = []

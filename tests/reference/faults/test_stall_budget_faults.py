@@ -135,7 +135,7 @@ async def test_busy_cpus_cause_no_false_stall_at_default_settings(redis_url, tmp
         async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
             workers = [await ledger.worker(lock=0), await ledger.worker(lock=0)]
             await ledger.add(scale(200, 2000), seconds=0.05)
-            # long enough to outlive a lock several times, and blocking the loop for a quarter of it now and then
+            # long enough to outlive several locks, now and then blocking the loop for a quarter of one
             for number in range(90_000, 90_000 + 4):
                 await ledger.producer.enqueue(ledger_jobs.entry(number, seconds=scale(9, 20), block=1.5))
             await ledger.idle(120)

@@ -115,7 +115,7 @@ async def test_a_full_disk_fails_no_job_and_is_not_hammered(redis_url, tmp_path)
             assert tries <= 2 * SLOTS, f"{tries} executions met the outage, {JOBS} jobs waited"
             disk.full = False
             await everything_done_once(setup, runs)
-        assert runs.total <= JOBS + 2 * SLOTS, "work was repeated for what was under way, not for every job"
+        assert runs.total <= JOBS + 2 * SLOTS, "only work under way was repeated, not every job"
 
 
 @pytest.mark.needs_postgres

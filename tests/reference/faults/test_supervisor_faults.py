@@ -22,8 +22,8 @@ def start(spawn, redis_url, folder, **env):
 
 def workers(supervisor):
     """Pids of every worker that ever reported itself ready, in that order."""
-    found = [json.loads(line) for line in supervisor.lines() if '"event": "ready"' in line]
-    return [line["pid"] for line in found]
+    started = [json.loads(line) for line in supervisor.lines() if '"event": "ready"' in line]
+    return [line["pid"] for line in started]
 
 
 async def ready(supervisor, number):
@@ -36,11 +36,11 @@ async def gone(pids, seconds, what):
     await until(lambda: not any(alive(pid) for pid in pids), seconds, what)
 
 
-def below(pid):
+def descendants(pid):
     """Every process below this one, from /proc; none where there is no /proc."""
-    found = []
+    pids = []
     if not Path("/proc").exists():
-        return found
+        return pids
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -48,8 +48,8 @@ def below(pid):
             except OSError:
                 continue
             if int(stat[1]) == pid and stat[0] != "Z":
-                found += [int(entry.name), *below(int(entry.name))]
-    return found
+                pids += [int(entry.name), *descendants(int(entry.name))]
+    return pids
 
 
 @pytest.mark.slow
@@ -66,7 +66,7 @@ async def test_a_killed_worker_process_is_restarted_and_sigterm_ends_everything_
     assert alive(sibling), "its sibling goes on"
     assert alive(successor)
     assert any('"exit":-9' in line.replace(" ", "") for line in supervisor.lines()), "the death is in the log"
-    everything = below(supervisor.pid) or [sibling, successor]
+    everything = descendants(supervisor.pid) or [sibling, successor]
     assert {sibling, successor} <= set(everything)
     supervisor.terminate()
     assert await supervisor.exited(30) == 0
@@ -75,9 +75,9 @@ async def test_a_killed_worker_process_is_restarted_and_sigterm_ends_everything_
 
 
 async def test_sigterm_while_the_workers_still_start_is_exit_0_too(redis_url, tmp_path, spawn):
-    """Half started, a worker cannot handle the signal: it dies of it, which is what was asked for."""
+    """A worker that is half started cannot handle the signal: it dies of it, as asked."""
     supervisor = start(spawn, redis_url, tmp_path)
-    pids = await until(lambda: below(supervisor.pid), 30, "the first worker was started")
+    pids = await until(lambda: descendants(supervisor.pid), 30, "the first worker was started")
     supervisor.terminate()
     assert await supervisor.exited(30) == 0
     await gone(pids, 10, "no process is left")
@@ -106,7 +106,7 @@ async def test_a_killed_supervisor_takes_its_workers_and_their_embedded_server_a
     server_pid = server.pid
     server.stop()
     assert server_pid is not None
-    everything = [server_pid, *(below(supervisor.pid) or pids)]
+    everything = [server_pid, *(descendants(supervisor.pid) or pids)]
     assert all(alive(pid) for pid in everything)
     supervisor.kill()
     began = time.monotonic()
@@ -122,7 +122,7 @@ async def test_a_killed_supervisor_takes_its_workers_and_their_embedded_server_a
 
 
 @pytest.mark.slow
-async def test_what_a_restart_cannot_cure_ends_at_once_with_exit_2(tmp_path, spawn):
+async def test_what_a_restart_cannot_fix_ends_at_once_with_exit_2(tmp_path, spawn):
     supervisor = start(spawn, "redis://127.0.0.1:1/0", tmp_path)
     assert await supervisor.exited(60) == 2
     assert any("REDIS_URL" in line for line in supervisor.lines())

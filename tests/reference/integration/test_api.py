@@ -27,7 +27,7 @@ def hall(request, tmp_path_factory):
     with standing_api(directory, server.url, request_rate="10000", database=database) as standing:
         yield standing
     server.stop()
-    assert (directory / "data" / "studyhall.db").exists() == (not database), "on the database it was told"
+    assert (directory / "data" / "studyhall.db").exists() == (not database), "on the database it was given"
     if database:
         postgres.execute("DROP DATABASE api WITH (FORCE)")
 
@@ -49,10 +49,10 @@ def test_a_document_goes_through_and_its_results_can_be_read(hall):
     assert done["graph"]["concepts"]
     assert done["quiz"]["questions"]
     assert done["explanations"]
-    assert made.json()["id"] in [one["id"] for one in hall.client.get("/documents").json()]
+    assert made.json()["id"] in [row["id"] for row in hall.client.get("/documents").json()]
 
 
-def test_who_waits_gets_the_end_and_who_is_impatient_gets_the_id(hall):
+def test_a_client_that_waits_gets_the_result_and_an_impatient_one_the_id(hall):
     waited = upload(hall, prefer="wait=25")
     assert waited.status_code == 201
     assert waited.headers["preference-applied"] == "wait=25"
@@ -68,8 +68,8 @@ def test_the_same_key_is_the_same_upload_and_another_body_is_refused(hall):
     other = upload(hall, TEXT + b"more", **{"idempotency-key": "upload-1"})
     assert other.status_code == 422
     assert other.json()["type"] == "urn:queuesmith:problem:key-reused"
-    mine = upload(hall, **{"idempotency-key": "upload-1", "x-user": "bob"})
-    assert mine.json()["id"] != first.json()["id"], "keys are per user"
+    bobs = upload(hall, **{"idempotency-key": "upload-1", "x-user": "bob"})
+    assert bobs.json()["id"] != first.json()["id"], "keys are per user"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_the_same_key_is_the_same_upload_and_another_body_is_refused(hall):
         (b"<!doctype html><script>alert(1)</script>", "page.txt", 415),
     ],
 )
-def test_what_a_file_is_is_told_by_its_content(hall, content, name, status):
+def test_the_type_of_a_file_comes_from_its_content(hall, content, name, status):
     refused = upload(hall, content, name)
     assert refused.status_code == status
     assert refused.headers["content-type"] == PROBLEM
@@ -98,7 +98,7 @@ def test_a_running_document_can_be_cancelled(hall):
     made = upload(hall, TEXT * 20)
     stopped = hall.client.post(made.json()["href"] + "/cancel", json={"reason": "wrong file"})
     assert stopped.status_code == 200
-    assert {one["state"] for one in stopped.json()} & {"cancelled", "stopping", "too-late"}
+    assert {each["state"] for each in stopped.json()} & {"cancelled", "stopping", "too-late"}
     ended = hall.until(
         made.json()["href"], lambda d: all(s["state"] in ("completed", "cancelled") for s in d["stages"])
     )
@@ -127,8 +127,8 @@ def test_an_order_is_taken_once_per_key_and_followed(hall):
     assert hall.client.get(f"/orders/{first.json()['id']}", headers={"x-user": "bob"}).status_code == 404
     unknown = hall.client.post("/orders", json={"pack_id": "nothing"})
     assert unknown.status_code == 422
-    assert "biology-101" in unknown.json()["detail"], "it says what there is"
-    assert [one["id"] for one in hall.client.get("/orders").json()] == [first.json()["id"]]
+    assert "biology-101" in unknown.json()["detail"], "it names the packs"
+    assert [order["id"] for order in hall.client.get("/orders").json()] == [first.json()["id"]]
 
 
 def events(response):
@@ -172,9 +172,9 @@ def test_a_browser_that_reconnects_sees_every_event_once(hall):
 
 
 def in_order(seen):
-    """By time, then queue: which of two queues comes first within one millisecond is nobody's promise."""
-    told = [(event, data) for _, event, data in seen]
-    return sorted(told, key=lambda one: (one[1].get("at", 0), one[1].get("queue", "")))
+    """By time, then queue: the order of two queues within one millisecond is not promised."""
+    rows = [(event, data) for _, event, data in seen]
+    return sorted(rows, key=lambda row: (row[1].get("at", 0), row[1].get("queue", "")))
 
 
 def _first_id(hall):
@@ -190,11 +190,11 @@ def test_events_are_the_owners_alone(hall):
     start = next(iter(_first_id(hall)))
     document = upload(hall, **{"x-user": "ann"}).json()["id"]
     hall.admin.get("/admin/queues")
-    mine = upload(hall).json()["id"]
+    own = upload(hall).json()["id"]
     with hall.client.stream("GET", "/events", headers={"last-event-id": start}) as response:
         for _, event, data in events(response):
             assert document not in data.get("job_id", "")
-            if event == "completed" and data["job_id"] == f"connection-explanations.{mine}":
+            if event == "completed" and data["job_id"] == f"connection-explanations.{own}":
                 break
 
 
@@ -215,7 +215,7 @@ def test_admin_sees_queues_jobs_flows_and_what_each_job_went_through(hall):
     assert page["total"] >= 1
     assert len(page["jobs"]) == 1
     job = hall.admin.get(f"/admin/jobs/graphs/graph-generation.{document}").json()
-    assert [one["event"] for one in job["timeline"]][-2:] == ["active", "completed"]
+    assert [entry["event"] for entry in job["timeline"]][-2:] == ["active", "completed"]
     assert job["payload"]["payload"]["document_id"] == document
     assert "sig" not in job["payload"]
     flow = hall.admin.get(f"/admin/flows/graphs/graph-generation.{document}").json()
@@ -275,7 +275,7 @@ def test_dead_letters_are_listed_shown_replayed_and_purged(hall):
     letters = []
     deadline = time.monotonic() + 30
     while not (letters := [x for x in _letters(hall) if broken in x["job_id"]]):
-        assert time.monotonic() < deadline, "the sweep takes it to the dead letters"
+        assert time.monotonic() < deadline, "the sweep moves it to the dead letters"
         time.sleep(0.1)
     shown = hall.admin.get(f"/admin/dead-letters/{letters[0]['id']}").json()
     assert shown["attempts_failed"]
@@ -305,7 +305,7 @@ def test_dead_letters_are_listed_shown_replayed_and_purged(hall):
 
 def test_a_stuck_saga_is_repaired_with_a_name_and_a_note(hall):
     order = hall.client.post("/orders", json={"pack_id": "history-1848"}, headers={"x-user": "saga"}).json()["id"]
-    assert order in [one["id"] for one in hall.admin.get("/admin/sagas").json()]
+    assert order in [saga["id"] for saga in hall.admin.get("/admin/sagas").json()]
     shown = hall.admin.get(f"/admin/sagas/{order}").json()
     assert [step["name"] for step in shown["steps"]] == ["place-order", "reserve-seats", "charge", "confirm"]
     repair = {"action": "compensate", "by": "ann", "note": "customer called"}

@@ -1,4 +1,4 @@
-"""What one client may take of the API: guesses, addresses, half-sent requests, event streams; and how it stops."""
+"""How much of the API one client may use: guesses, addresses, half-sent requests, event streams; and how it stops."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ def api(tmp_path_factory, redis):
         yield standing
 
 
-def test_guessing_the_admin_token_is_answered_429_and_a_right_guess_is_not_told(tmp_path, redis):
+def test_guessing_the_admin_token_is_answered_429_and_so_is_a_right_guess(tmp_path, redis):
     with standing_api(tmp_path, redis.url, worker=False) as api:
         guesses = [
             api.client.get("/admin/queues", headers={"authorization": f"Bearer guess {number}"}).status_code
@@ -123,7 +123,7 @@ def answers(url):
 
 
 async def test_the_api_stops_at_once_on_sigterm_while_a_client_reads_its_events(spawn, tmp_path, redis):
-    """The stream ends with its last chunk, as every answer does. It was cut off when the grace of 3 s was over."""
+    """The stream ends with its last chunk, as every answer does. It was cut off after the grace of 3 s."""
     async with api_at(spawn, tmp_path / "data", redis.url) as api:
         async with api.client.stream("GET", "/events") as stream:
             lines = stream.aiter_lines()

@@ -33,7 +33,7 @@ def hall(tmp_path_factory, server):
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory, server):
-    """No admin token, no chat key, small limits, no worker; queues of its own by an own database of Redis."""
+    """No admin token, no chat key, small limits, no worker; a Redis database of its own."""
     options = {"admin_token": "", "request_rate": "5", "queue_depth": "3"}
     url = server.url.removesuffix("/0") + "/1"
     with standing_api(tmp_path_factory.mktemp("bare"), url, worker=False, **options) as standing:
@@ -169,7 +169,7 @@ def test_bodies_are_limited_while_they_stream(hall):
         refused = hall.client.post("/documents", content=endless(), headers=headers)
         assert refused.status_code == 413
     except httpx2.TransportError:
-        pass  # the connection was closed on us while we were still sending
+        pass  # the server hung up while we were sending
     assert sent < 100 * LIMIT, "it was stopped on the way"
     assert hall.client.post("/orders", json={"pack_id": "x" * 100_000}).status_code == 413
     assert hall.client.get("/healthz").status_code == 200

@@ -24,7 +24,7 @@ async def test_a_thousand_calls_share_one_connection_and_few_writes(redis_url, r
         before = watcher.info("stats")
         assert await asyncio.gather(*(echo(args=[n]) for n in range(1000))) == [str(n) for n in range(1000)]
         after = watcher.info("stats")
-        assert len([one for one in watcher.client_list() if one["name"] == "thousand"]) <= 2
+        assert len([row for row in watcher.client_list() if row["name"] == "thousand"]) <= 2
     assert after["total_commands_processed"] - before["total_commands_processed"] >= 1000
     assert after["total_reads_processed"] - before["total_reads_processed"] < 100
     await client.aclose()
@@ -122,7 +122,7 @@ async def test_closing_fails_what_is_under_way_and_what_comes_late(redis_url, re
     assert isinstance(await _caught(echo(args=["late"])), ConnectionError)
     with redis_server.client() as watcher:
         await until(
-            lambda: "closing" not in {one["name"] for one in watcher.client_list()}, 10, "every connection to be gone"
+            lambda: "closing" not in {row["name"] for row in watcher.client_list()}, 10, "every connection to be gone"
         )
 
 

@@ -55,7 +55,7 @@ async def depth(producer):
 
 
 async def test_queue_stays_within_its_depth_however_many_ask(redis_url, scale, figures):
-    """Nobody works. Every producer without a limit is let in, until Redis is full."""
+    """No worker runs. Without a limit every producer is let in, until Redis is full."""
     asked, limit = scale(2_000, 20_000), 500
     refused = []
     async with producer_at(redis_url, Limits(depth=limit)) as producer:
@@ -87,20 +87,20 @@ async def test_queue_stays_within_its_depth_however_many_ask(redis_url, scale, f
     assert looks < kept + 100, "it asked the server for every refusal"
 
 
-async def test_several_producers_pass_the_limit_by_no_more_than_one_look_apart(redis_url):
+async def test_several_producers_exceed_the_limit_by_at_most_one_look(redis_url):
     async with (
-        producer_at(redis_url, Limits(depth=100), cache=0.2) as one,
-        producer_at(redis_url, Limits(depth=100), cache=0.2) as two,
+        producer_at(redis_url, Limits(depth=100), cache=0.2) as first,
+        producer_at(redis_url, Limits(depth=100), cache=0.2) as second,
     ):
         deadline, number = time.monotonic() + 1.5, 0
         while time.monotonic() < deadline:
-            for producer in (one, two):
+            for producer in (first, second):
                 number += 1
                 try:
                     await producer.enqueue(request(number))
                 except Overloaded:
                     await asyncio.sleep(0.01)
-        assert 100 <= await depth(one) <= 200
+        assert 100 <= await depth(first) <= 200
 
 
 async def test_every_state_that_fills_redis_counts(redis_url):
@@ -149,8 +149,8 @@ async def test_late_work_closes_the_door_for_its_own_priority_and_below(redis_ur
         assert load.oldest(Priority.CRITICAL) < load.oldest(Priority.NORMAL)
 
 
-async def test_jobs_that_wait_by_their_own_wish_are_not_late(redis_url, tmp_path):
-    """Delayed until later, or sent back by a rate limit: that is no sign of workers that cannot keep up."""
+async def test_jobs_that_wait_on_purpose_are_not_late(redis_url, tmp_path):
+    """Delayed until later, or sent back by a rate limit: not a sign of workers that cannot keep up."""
     async with producer_at(redis_url, None) as producer:
         admission = Admission(producer.redis, Limits())
         queue = producer.queue("work")

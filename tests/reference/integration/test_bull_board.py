@@ -1,4 +1,4 @@
-"""bull-board, looked at in a browser: a worker of ours is a worker to it, and its jobs are where they are."""
+"""bull-board in a browser: it sees our worker, and every job in its state."""
 
 import json
 import re
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.needs_node, pytest.mark.needs_browser]
 
 @pytest.fixture
 def board(browser, board_home, redis_server, redis_url, spawn):
-    """Its page of the queue; what it wants from other hosts (a font) stays away."""
+    """Its page of the queue; requests to other hosts (a font) are blocked."""
     script = board_home / "bull_board.mjs"
     shutil.copy(PROGRAMS / script.name, script)
     process = spawn.command("node", script, redis_server.port, QUEUE, cwd=board_home)

@@ -151,7 +151,7 @@ async def test_rate_limited_jobs_start_when_their_window_opens(redis_url, figure
 async def test_global_concurrency_is_kept_busy(redis_url, figures):
     """6. At the limit the stock worker is told "nothing" and sleeps, although a job ends a moment later."""
 
-    # Long enough that the third is asked for while two run, on a busy machine too: only then is the limit met.
+    # Long enough that the third is asked for while two run, even on a busy machine: only then is the limit met.
     seconds, drain = 0.3, 2
 
     async def short(job, token):
@@ -173,7 +173,7 @@ async def test_global_concurrency_is_kept_busy(redis_url, figures):
 
 
 async def _race(url, processor, *, jobs, stock, ours):
-    """Seconds until both kinds of worker have completed `jobs` jobs that were there before they started."""
+    """Seconds until both kinds of worker have completed `jobs` jobs that waited for them."""
     took = {}
     async with queue_at(url, "stock") as stock_queue, queue_at(url, "ours") as our_queue:
         for queue in (stock_queue, our_queue):

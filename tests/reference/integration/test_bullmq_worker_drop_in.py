@@ -25,7 +25,7 @@ async def ended(queue, total):
 
 
 async def test_a_processor_with_a_third_parameter_gets_a_signal_that_cancel_sets(redis_url):
-    """It passed the constructor, and every attempt failed for want of an argument."""
+    """It passed the constructor, and every attempt failed for lack of an argument."""
 
     async def process(job, token, signal):
         if job.name == "quick":
@@ -136,11 +136,11 @@ async def test_metrics_count_what_ended(redis_url, redis_server):
         await queue.addBulk([{"name": name, "data": {}} for name in ("works", "works", "fails")])
         await ended(queue, 3)
     with redis_server.client() as client:
-        found = [client.hget(f"bull:q:metrics:{state}", "count") for state in ("completed", "failed")]
-    assert found == ["2", "1"]
+        numbers = [client.hget(f"bull:q:metrics:{state}", "count") for state in ("completed", "failed")]
+    assert numbers == ["2", "1"]
 
 
-async def test_a_listener_can_be_taken_off(redis_url):
+async def test_a_listener_can_be_removed(redis_url):
     heard = []
 
     def listener(job, result):
@@ -194,9 +194,9 @@ async def test_a_restart_of_redis_is_one_line_and_one_when_it_is_back_and_no_tra
     sweeps = asyncio.create_task(sweep.run())
     async with at_work("q", nothing, url=own_redis.url):
         await asyncio.to_thread(own_redis.kill)
-        await until(lambda: {"periodic", "events"} <= said(caplog, "ERROR"), 20, "both say so")
+        await until(lambda: {"periodic", "events"} <= loggers(caplog, "ERROR"), 20, "both say so")
         await asyncio.to_thread(own_redis.restart)
-        await until(lambda: {"periodic", "events"} <= said(caplog, "WARNING"), 20, "both say that it is back")
+        await until(lambda: {"periodic", "events"} <= loggers(caplog, "WARNING"), 20, "both say that it is back")
     sweep.stop()
     await sweeps
     lines = [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")]
@@ -205,5 +205,5 @@ async def test_a_restart_of_redis_is_one_line_and_one_when_it_is_back_and_no_tra
     assert any("sweep of dead letters failed: ConnectionError: " in record.getMessage() for record in lines)
 
 
-def said(caplog, level):
+def loggers(caplog, level):
     return {record.name.split(".")[-1] for record in caplog.records if record.levelname == level}

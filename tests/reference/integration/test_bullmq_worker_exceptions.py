@@ -1,4 +1,4 @@
-"""Whatever a processor or a listener raises: the job ends where one can see it, and its neighbours run."""
+"""Whatever a processor or a listener raises: the job ends visibly, and its neighbours run."""
 
 import asyncio
 import signal
@@ -126,8 +126,8 @@ def processor_of(raises):
 
 @pytest.mark.parametrize(("name", "signals"), [("waits", 1), ("blocks", 2)])
 async def test_a_real_ctrl_c_still_stops_the_process_and_releases_the_job(redis_url, spawn, name, signals):
-    """Two for a processor that blocks: asyncio turns the first into a cancellation, which nobody sees there, and
-    the second hits the processor: one attempt."""
+    """Two for a processor that blocks: asyncio turns the first into a cancellation, which it does not see, and the
+    second hits the processor: one attempt."""
     async with queue_at(redis_url, "q") as queue:
         job = await queue.add(name, {}, {"attempts": 2})
         worker = spawn(PROGRAM, redis_url)

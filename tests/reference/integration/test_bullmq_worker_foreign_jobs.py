@@ -1,4 +1,4 @@
-"""Jobs as somebody else wrote them into Redis: each ends in one visible state, whatever its fields hold."""
+"""Jobs that others wrote into Redis: each ends in one visible state, whatever its fields hold."""
 
 import asyncio
 import json
@@ -107,14 +107,14 @@ def put(client, queue, job_id, good):
 
 
 def states(client, queue):
-    """The states in which each job stands."""
-    found = {}
+    """The states each job is in."""
+    where = {}
     for state in STATES:
         key = f"bull:{queue}:{state}"
         members = client.lrange(key, 0, -1) if state in LISTS else client.zrange(key, 0, -1)
         for job_id in members:
-            found.setdefault(job_id, []).append(state)
-    return found
+            where.setdefault(job_id, []).append(state)
+    return where
 
 
 def all_ended(client, queue, ids):
@@ -175,10 +175,10 @@ async def test_a_foreign_job_ends_in_one_visible_state_and_its_neighbours_run(re
         }
 
 
-async def test_an_id_whose_key_is_no_hash_leaves_the_queue_and_its_neighbours_run(redis_url, redis_server):
-    """It came back as stalled for good: no script can end what is no job."""
+async def test_an_id_whose_key_is_not_a_hash_leaves_the_queue_and_its_neighbours_run(redis_url, redis_server):
+    """It came back as stalled forever: no script can end what is not a job."""
     runs = []
-    said = []
+    errors = []
 
     async def process(job, token):
         runs.append(job.id)
@@ -191,18 +191,18 @@ async def test_an_id_whose_key_is_no_hash_leaves_the_queue_and_its_neighbours_ru
         client.zadd("bull:q:prioritized", {"ranked": 1})
         async with (
             queue_at(redis_url, "q") as queue,
-            at_work("q", process, url=redis_url, concurrency=1, on_error=lambda error: said.append(str(error))),
+            at_work("q", process, url=redis_url, concurrency=1, on_error=lambda error: errors.append(str(error))),
         ):
             await queue.addBulk([{"name": "job", "data": {}} for _ in range(5)])
             # The second one waits for a foreign key that the end of the first job meets.
             client.lpush("bull:q:wait", "text")
             await queue.addBulk([{"name": "job", "data": {}} for _ in range(5)])
             await until(lambda: len(runs) == 10, 30, "the neighbours")
-            await until(lambda: len(said) == 4, 30, lambda: f"each to be named, not {said}")
+            await until(lambda: len(errors) == 4, 30, lambda: f"each to be named, not {errors}")
             assert client.llen("bull:q:active") == 0
             assert len(await queue.getCompleted()) == 10
-        assert client.get("bull:q:text") == "x", "what is no job is left alone"
-    assert all("taken off the queue" in text for text in said)
+        assert client.get("bull:q:text") == "x", "what is not a job is left alone"
+    assert all("the queue" in text for text in errors)
 
 
 class Work(Payload):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.needs_node
 
 @pytest.fixture
 def peer(node_home, spawn, redis_server):
-    """`peer("work")` starts the Node program; `.said(event)` gives its JSON lines."""
+    """`peer("work")` starts the Node program; `.lines(event)` gives its JSON lines."""
 
     class Peer:
         def __init__(self, mode):
@@ -29,7 +29,7 @@ def peer(node_home, spawn, redis_server):
             shutil.copy(PEER, script)
             self.process = spawn.command("node", script, mode, redis_server.port, cwd=node_home)
 
-        def said(self, event):
+        def lines(self, event):
             lines = (json.loads(line) for line in self.process.lines() if line.startswith("{"))
             return [line for line in lines if line["event"] == event]
 
@@ -52,7 +52,7 @@ async def test_node_producer_and_our_worker(redis_url, peer):
     async with at_work("from-node", process, url=redis_url):
         node = peer("produce")
         assert await node.process.exited(60) == 0, node.process
-    ends = {end["name"]: end for end in node.said("finished")}
+    ends = {end["name"]: end for end in node.lines("finished")}
     for name in ("ok", "retried", "delayed"):
         assert ends[name]["result"] == {"python": True, "got": "żółć"}
         assert ends[name]["state"] == "completed"
@@ -78,13 +78,13 @@ async def test_our_producer_and_node_worker(redis_url, peer):
         return await counts(queue) == {"completed": 5, "failed": 1}
 
     await until(done, 60, f"Node to finish them, {node.process}")
-    order = [start["priority"] for start in node.said("start") if start["name"] == "ranked"]
+    order = [start["priority"] for start in node.lines("start") if start["name"] == "ranked"]
     assert order == [10, 20, 30]
     job = await queue.getJob("ranked-10")
     assert job.returnvalue == {"node": True, "got": {"żółć": 10}}
     failed = await queue.getJob("fails")
     assert (failed.failedReason, failed.attemptsMade) == ("node says no", 2)
-    assert len([start for start in node.said("start") if start["name"] == "retried"]) == 3
+    assert len([start for start in node.lines("start") if start["name"] == "retried"]) == 3
     await queue.close()
 
     flow = FlowProducer({"connection": producer_client(redis_url)})
@@ -106,7 +106,7 @@ async def test_node_flow_run_by_our_workers(redis_url, peer):
     async with at_work("py-children", child, url=redis_url), at_work("py-parent", parent, url=redis_url):
         node = peer("flow")
         assert await node.process.exited(60) == 0, node.process
-    assert node.said("flow")[0]["sum"] == 60
+    assert node.lines("flow")[0]["sum"] == 60
 
 
 async def test_node_and_our_worker_share_a_queue(redis_url, peer):
@@ -118,11 +118,11 @@ async def test_node_and_our_worker_share_a_queue(redis_url, peer):
         return {"node": False}
 
     node = peer("work")
-    await until(lambda: node.said("ready"), 60, f"Node to be ready, {node.process}")
+    await until(lambda: node.lines("ready"), 60, f"Node to be ready, {node.process}")
     async with at_work("to-node", process, url=redis_url, concurrency=1), queue_at(redis_url, "to-node") as queue:
         await queue.addBulk([{"name": "shared", "data": {"n": n}} for n in range(300)])
         await until_counts(queue, {"completed": 300}, 60, "all to complete")
-    theirs = node.said("start")
+    theirs = node.lines("start")
     assert len(ours) + len(theirs) == 300
     assert ours
     assert theirs
@@ -133,15 +133,15 @@ async def test_node_and_our_worker_share_a_queue(redis_url, peer):
 async def test_jobs_of_a_killed_worker_come_back_as_soon_beside_a_node_worker(
     redis_url, redis_server, peer, spawn, first
 ):
-    """A Node worker checks for stalled jobs every 30 s and keeps everybody else from checking meanwhile."""
+    """A Node worker checks for stalled jobs every 30 s and keeps all others from checking meanwhile."""
     spec = {"kind": "reliable", "port": redis_server.port, "queue": "held", "work": "sleep", "seconds": 600}
     async with queue_at(redis_url, "held") as queue:
 
         async def start_node():
             node = peer("hold")
-            await until(lambda: node.said("ready"), 60, f"Node to be ready, {node.process}")
+            await until(lambda: node.lines("ready"), 60, f"Node to be ready, {node.process}")
             await queue.add("hold", {})
-            await until(lambda: node.said("start"), 20, "Node to be busy")
+            await until(lambda: node.lines("start"), 20, "Node to be busy")
 
         async def start_victim():
             child = spawn(VICTIM, json.dumps({**spec, "options": {"concurrency": 3}}))
@@ -178,7 +178,7 @@ async def test_dashboards_count_one_worker_for_one_worker(redis_url, peer, name)
         for _ in range(20):
             await job.queue.client.ping()
 
-    for queue_name in ("zürich", "plain"):  # CLIENT SETNAME takes no umlaut: Python's own way cannot see that one
+    for queue_name in ("zürich", "plain"):  # CLIENT SETNAME takes no umlaut: Python's own way cannot see that queue
         async with queue_at(redis_url, queue_name) as queue, at_work(queue_name, busy, url=redis_url, name=name):
             await queue.addBulk([{"name": "job", "data": {}} for _ in range(200)])
 
@@ -188,6 +188,6 @@ async def test_dashboards_count_one_worker_for_one_worker(redis_url, peer, name)
             await until(idle, 30, "the jobs to end")
             node = peer("workers")
             assert await node.process.exited(60) == 0, node.process
-            assert [seen[queue_name] for seen in node.said("workers")] == [1]
+            assert [seen[queue_name] for seen in node.lines("workers")] == [1]
             if queue_name == "plain":
                 assert await queue.get_workers_count() == 1

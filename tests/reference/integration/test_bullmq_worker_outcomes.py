@@ -28,7 +28,7 @@ async def settled(queue, total):
     await until(all_finished, 20, f"{total} jobs to finish")
 
 
-async def test_retry_later_spends_an_attempt_only_when_told(redis_url):
+async def test_retry_later_consumes_an_attempt_only_when_told(redis_url):
     starts = []
 
     async def later(job, token):
@@ -46,7 +46,7 @@ async def test_retry_later_spends_an_attempt_only_when_told(redis_url):
         await settled(queue, 1)
         job = await queue.getJob(job.id)
     assert delayed == [(0, "not yet"), (1, "provider down")]
-    assert job.attemptsMade == 2  # the spent one and the completed one
+    assert job.attemptsMade == 2  # the consumed one and the completed one
     assert job.returnvalue == "done"
     assert job.failedReason == "provider down"
     assert "RetryLater" in job.stacktrace[0]
@@ -208,7 +208,7 @@ async def test_processor_that_cancels_itself_and_returns_is_completed(redis_url)
         assert await counts(queue) == {"completed": 5}
 
 
-async def test_drain_gives_back_a_job_that_ignores_its_cancellation(redis_url, monkeypatch):
+async def test_drain_releases_a_job_that_ignores_its_cancellation(redis_url, monkeypatch):
     monkeypatch.setattr("studyhall.patterns.bullmq_worker.worker.CLEANUP_SECONDS", 0.2)
     release = asyncio.Event()
     reported = []
@@ -305,7 +305,7 @@ async def test_misuse_raises_with_a_hint(redis_url):
         await worker.run()
 
 
-async def test_cancelling_run_gives_the_jobs_back(redis_url, seed):
+async def test_cancelling_run_releases_the_jobs(redis_url, seed):
     """At any moment of its start-up. (While run() awaited redis-py itself, some cancellations vanished.)"""
     choose = random.Random(seed)
 

@@ -32,7 +32,7 @@ async def state(breaker):
     return (await breaker.state()).state
 
 
-async def test_opens_after_so_many_failures_and_closes_after_a_good_probe(redis):
+async def test_opens_after_enough_failures_and_closes_after_a_good_probe(redis):
     breaker = CircuitBreaker(redis, "p", failures=3, cooldown=0.3)
     await fail(breaker, Transient(), 2)
     assert await state(breaker) == "closed"
@@ -158,8 +158,8 @@ async def test_results_of_calls_from_before_it_opened_count_for_nothing(redis):
 
 
 async def test_one_breaker_serves_nested_and_concurrent_calls(redis_url, monkeypatch):
-    # Patient, and refusing: on a busy machine an answer can take more than a second, which the default takes for an
-    # outage, lets the call go and rightly does not count.
+    # Patient, and refusing: on a busy machine an answer can take more than a second. The default calls that an outage,
+    # lets the call through and rightly does not count it.
     monkeypatch.setattr(circuit_breaker, "ANSWER_SECONDS", 60.0)
     redis = Redis.from_url(redis_url, decode_responses=True, socket_timeout=60, socket_connect_timeout=60)
     breaker = CircuitBreaker(redis, "p", failures=3, on_outage="refuse")

@@ -89,7 +89,7 @@ async def test_a_reference_that_leads_elsewhere_is_refused(tmp_path, ref):
         await Blobs(tmp_path).read(Claim(ref=ref, size=1, sha256="0" * 64))
 
 
-async def test_owners_that_are_no_file_names_are_refused(tmp_path):
+async def test_owners_that_are_not_file_names_are_refused(tmp_path):
     for owner in (("..", "x"), ("a/b", "x"), ("a", ""), ("a", "x" * 300)):
         with pytest.raises(ValueError, match="owner"):
             await Blobs(tmp_path).put(b"x", owner)
@@ -176,10 +176,10 @@ async def test_the_sweep_leaves_the_blob_of_a_job_that_runs(redis_url, tmp_path)
             async with asyncio.timeout(30):
                 await reading.wait()
             age(tmp_path / "blobs")
-            found = await blobs.sweep("scans", needed_by_jobs(setup.producer.redis))
+            while_running = await blobs.sweep("scans", needed_by_jobs(setup.producer.redis))
             swept.set()
             assert await setup.ended(request) == ["completed"]
-    assert (found.kept, found.deleted, read) == (1, 0, [b"slowly"])
+    assert (while_running.kept, while_running.deleted, read) == (1, 0, [b"slowly"])
 
 
 async def test_a_sweep_that_cannot_ask_deletes_nothing(tmp_path):

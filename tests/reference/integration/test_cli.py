@@ -57,8 +57,8 @@ def studyhall(redis_url, tmp_path, monkeypatch, capsys):
             cli.main()
         except SystemExit as ended:
             code = int(ended.code or 0)
-        said = capsys.readouterr()
-        return Ran(code, said.out, said.err)
+        shown = capsys.readouterr()
+        return Ran(code, shown.out, shown.err)
 
     return run
 
@@ -105,15 +105,15 @@ def test_help_names_every_command_and_each_has_its_own(studyhall):
 
 
 def test_status_of_nothing_says_what_to_do_next(studyhall):
-    said = studyhall("status")
-    assert (said.code, "studyhall submit" in said.out) == (0, True)
+    ran = studyhall("status")
+    assert (ran.code, "studyhall submit" in ran.out) == (0, True)
     assert studyhall("status", "--json").json == []
 
 
 def test_submit_refuses_what_it_cannot_take(studyhall, tmp_path, monkeypatch):
     missing = studyhall("submit", tmp_path / "nowhere.md")
     assert (missing.code, "does not exist" in missing.err) == (2, True)
-    assert studyhall("submit", tmp_path).code == 2, "a folder is no document"
+    assert studyhall("submit", tmp_path).code == 2, "a folder is not a document"
     huge = tmp_path / "huge.md"
     huge.write_text("word " * 1000)
     monkeypatch.setenv("STUDYHALL_MAX_DOCUMENT_BYTES", "1000")
@@ -163,8 +163,8 @@ def test_a_document_goes_through_and_a_corrupt_one_goes_on_after_its_repair(stud
     assert studyhall("dlq", "replay", "--all", "--json").json["replayed"] == [f"document-processing.{ident}"]
 
     def through():
-        found = {row["id"]: row for row in studyhall("status", "--json").json}[ident]
-        return all(stage["state"] == "completed" for stage in found["stages"].values())
+        document = {row["id"]: row for row in studyhall("status", "--json").json}[ident]
+        return all(stage["state"] == "completed" for stage in document["stages"].values())
 
     until_sync(through, 60, "the flow went on behind the replayed stage")
     assert "4 of 4" in studyhall("status").out
@@ -182,10 +182,10 @@ def test_dlq_mistakes_exit_with_a_line_that_says_what_to_do(studyhall):
         (("dlq", "purge"), 2, "--yes"),
         (("status", "nothing"), 1, "no document nothing"),
     ):
-        said = studyhall(*args)
-        assert said.code == code, (args, said.code, said.err)
-        assert text in said.err
-        assert "Traceback" not in said.err
+        ran = studyhall(*args)
+        assert ran.code == code, (args, ran.code, ran.err)
+        assert text in ran.err
+        assert "Traceback" not in ran.err
     assert "every job that ended, ended well" in studyhall("dlq", "list").out
 
 
@@ -201,10 +201,10 @@ def test_dlq_mistakes_exit_with_a_line_that_says_what_to_do(studyhall):
     ],
 )
 def test_errors_are_json_where_json_was_asked_for(studyhall, args, code):
-    said = studyhall(*args, "--json")
-    assert said.code == code, said.err
-    assert list(said.json) == ["error"]
-    assert said.json["error"]
+    ran = studyhall(*args, "--json")
+    assert ran.code == code, ran.err
+    assert list(ran.json) == ["error"]
+    assert ran.json["error"]
 
 
 def test_tables_fit_80_columns_and_leave_ids_whole(studyhall, monkeypatch):
@@ -224,10 +224,10 @@ def test_tables_fit_80_columns_and_leave_ids_whole(studyhall, monkeypatch):
         (("limits",), "documents"),
         (("events", "status"), "notifications"),
     ):
-        said = studyhall(*args)
-        assert "Traceback" not in said.err, said.err
-        assert whole in said.out, args
-        assert max(map(len, said.out.splitlines())) <= 80, args
+        ran = studyhall(*args)
+        assert "Traceback" not in ran.err, ran.err
+        assert whole in ran.out, args
+        assert max(map(len, ran.out.splitlines())) <= 80, args
 
 
 def test_people_get_tables_where_scripts_get_json(studyhall):
@@ -269,8 +269,8 @@ def test_health_names_what_is_over_its_limit_and_exits_1(studyhall, redis_url):
     assert sick.code == 1
     assert "documents.oldest is over its limit" in sick.err
     assert "healthy" not in sick.out
-    found = studyhall("health", "--json")
-    assert (found.code, found.json["healthy"], list(found.json["over_limit"])) == (
+    ran = studyhall("health", "--json")
+    assert (ran.code, ran.json["healthy"], list(ran.json["over_limit"])) == (
         1,
         False,
         ["documents.oldest", "documents.unattended"],
@@ -297,13 +297,13 @@ def test_waiting_without_a_worker_says_what_is_missing(redis_url, tmp_path, spaw
     until_sync(lambda: not asyncio.run(somebody_works()), 10, "the connections of the worker are gone")
 
 
-def test_a_port_that_is_taken_is_said_in_one_line(studyhall):
+def test_a_taken_port_is_reported_in_one_line(studyhall):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        said = studyhall("api", "--port", port)
-    assert said.code == 2
-    assert f"port {port}: Address already in use. Choose another --port" in said.err
-    assert "Traceback" not in said.err
+        ran = studyhall("api", "--port", port)
+    assert ran.code == 2
+    assert f"port {port}: Address already in use. Choose another --port" in ran.err
+    assert "Traceback" not in ran.err
 
 
 def test_cleanup_takes_files_that_no_document_names(studyhall, tmp_path):
@@ -323,19 +323,19 @@ def test_cleanup_takes_files_that_no_document_names(studyhall, tmp_path):
 def test_an_unreachable_redis_is_exit_2_in_seconds(studyhall, monkeypatch, command):
     monkeypatch.setenv("REDIS_URL", f"redis://127.0.0.1:{free_port()}/0")
     began = time.monotonic()
-    said = studyhall(*command)
-    assert said.code == 2
-    assert "REDIS_URL" in said.err
-    assert "Traceback" not in said.err
+    ran = studyhall(*command)
+    assert ran.code == 2
+    assert "REDIS_URL" in ran.err
+    assert "Traceback" not in ran.err
     assert time.monotonic() - began < 10
 
 
 def test_wrong_settings_are_exit_2_and_name_the_variable(studyhall, monkeypatch):
     monkeypatch.setenv("STUDYHALL_CONCURENCY", "5")
-    said = studyhall("status")
-    assert (said.code, "did you mean STUDYHALL_CONCURRENCY?" in said.err) == (2, True)
+    ran = studyhall("status")
+    assert (ran.code, "did you mean STUDYHALL_CONCURRENCY?" in ran.err) == (2, True)
     monkeypatch.delenv("STUDYHALL_CONCURENCY")
     monkeypatch.setenv("STUDYHALL_SIGNING_KEYS", "short")
-    said = studyhall("status")
-    assert said.code == 2
-    assert "16 bytes" in said.err
+    ran = studyhall("status")
+    assert ran.code == 2
+    assert "16 bytes" in ran.err

@@ -36,7 +36,7 @@ Command = Callable[..., Any]
 
 
 class BrokenPayments(Payments):
-    """A provider that takes money and can neither be asked nor give it back."""
+    """A provider that takes money and can neither be asked nor refund it."""
 
     def __init__(self):
         super().__init__("http://127.0.0.1:9")
@@ -53,7 +53,7 @@ class BrokenPayments(Payments):
 
 @pytest.fixture
 def studyhall(tmp_path, store_url, monkeypatch):
-    """Run a command on an own data directory: parsed JSON when it prints some, the result otherwise."""
+    """Run a command on its own data directory: parsed JSON if it prints any, else the result."""
     monkeypatch.setenv("DATABASE_URL", store_url)
     # The handler a command leaves writes to its closed output.
     monkeypatch.setattr(logging, "raiseExceptions", False)
@@ -118,10 +118,10 @@ def test_stuck_saga_is_found_understood_and_repaired(studyhall, store_url):
     shown = studyhall("saga", "show", "o1", "--json")
     assert shown["history"][-1]["event"] == "needs repair"
     assert {step["name"]: step["state"] for step in shown["steps"]}["charge"] == "stuck"
-    told = studyhall("saga", "show", "o1")
-    assert "Timeline" in told
-    assert "garbled" in told.replace("\n", "")
-    assert "ann@example.com" not in told
+    out = studyhall("saga", "show", "o1")
+    assert "Timeline" in out
+    assert "garbled" in out.replace("\n", "")
+    assert "ann@example.com" not in out
 
     assert "mark the step undone" in studyhall("saga", "repair", "o1", "--done", "charge", "--note", "n", fails=1)
     repaired = studyhall("saga", "repair", "o1", "--undone", "charge", "--note", "bank paid it back", "--json")
@@ -172,7 +172,7 @@ def order_event(ident, kind="order.confirmed.v1", **data):
 
 
 async def published_and_consumed(store_url, bus_url, events, types, groups):
-    """What a relay does until there is nothing left to do."""
+    """Run a relay until nothing is left to do."""
     store = open_store(store_url)
     async with open_bus(bus_url) as bus:
         for group in groups:
@@ -203,9 +203,9 @@ def feed_of(store_url):
     async def ask():
         store = open_store(store_url)
         async with read(store) as tx:
-            found = list(await tx.scalars(select(feed_entries.c.order_id).order_by(feed_entries.c.order_id)))
+            orders = list(await tx.scalars(select(feed_entries.c.order_id).order_by(feed_entries.c.order_id)))
         await close(store)
-        return found
+        return orders
 
     return asyncio.run(ask())
 
@@ -229,12 +229,12 @@ def test_what_cannot_be_read_is_seen_with_its_reason_and_delivered_after_the_fix
     (huge,) = studyhall("outbox", "quarantine", "list", "--json")  # the bus would not take it
     assert huge["event_id"] == "huge"
     assert huge["reason"].startswith("too-large")
-    told = {row["event"]: row for row in studyhall("events", "quarantine", "--group", "feed", "--json")}
-    assert set(told) == {"lost", "newer", "short"}
-    assert "order.lost" in told["lost"]["reason"]
-    assert "newer than v1" in told["newer"]["reason"]
-    assert "pack_title: Field required" in told["short"]["reason"]
-    assert all(row["tries"] == 1 for row in told.values()), "asking again would not have helped"
+    rows = {row["event"]: row for row in studyhall("events", "quarantine", "--group", "feed", "--json")}
+    assert set(rows) == {"lost", "newer", "short"}
+    assert "order.lost" in rows["lost"]["reason"]
+    assert "newer than v1" in rows["newer"]["reason"]
+    assert "pack_title: Field required" in rows["short"]["reason"]
+    assert all(row["tries"] == 1 for row in rows.values()), "asking again would not have helped"
     monkeypatch.setattr(terminal.out, "_width", 200)  # not COLUMNS: xdist had it when the console was made
     assert "newer than v1" in studyhall("events", "quarantine")
     status = {row["group"]: row for row in studyhall("events", "status", "--json")}
@@ -245,7 +245,7 @@ def test_what_cannot_be_read_is_seen_with_its_reason_and_delivered_after_the_fix
     fixed.event("order.confirmed.v2")(OrderConfirmed)
     fixed.upcaster("order.confirmed.v1")(lambda old: old)
     monkeypatch.setattr("studyhall.orders.consumers.types", fixed)
-    retried = studyhall("events", "retry", told["newer"]["id"], "--group", "feed", "--json")
+    retried = studyhall("events", "retry", rows["newer"]["id"], "--group", "feed", "--json")
     assert retried == {"delivered": 1}
     asyncio.run(published_and_consumed(*work, [], fixed, groups))
     assert feed_of(store_url) == ["good", "newer"]
@@ -285,5 +285,5 @@ def test_one_consumer_gets_the_past_again_by_command(studyhall, store_url, redis
 def test_a_bus_that_is_away_is_one_line(studyhall, redis_url, monkeypatch):
     monkeypatch.setenv("REDIS_URL", redis_url)
     monkeypatch.setenv("STUDYHALL_BUS_URL", f"nats://127.0.0.1:{free_port()}")
-    told = studyhall("events", "status", fails=1)
-    assert "nats-jetstream does not answer, is it running?" in told
+    out = studyhall("events", "status", fails=1)
+    assert "nats-jetstream does not answer, is it running?" in out

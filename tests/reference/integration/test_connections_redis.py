@@ -39,7 +39,7 @@ async def failing_add(queue):
 
 
 async def went_on(client):
-    """Did it go on although it was cancelled while its command left?"""
+    """Did it go on although cancelled while its command was sent?"""
 
     async def work():
         task = asyncio.current_task()
@@ -92,7 +92,7 @@ async def test_add_fails_fast_when_redis_is_away_where_the_stock_client_hangs(ow
 
 
 async def test_a_client_that_does_not_decode_loses_name_and_data(redis_url):
-    """Why every client here decodes: the stock worker believes in jobs without name and data."""
+    """Why every client here decodes: the stock worker sees jobs without name and data."""
     seen = {}
 
     async def note(job, token):
@@ -158,7 +158,7 @@ async def test_drain_returns_while_redis_is_down(own_redis):
         assert time.monotonic() - started < 15
 
 
-async def test_wrong_password_raises_instead_of_retrying_for_ever(make_redis):
+async def test_wrong_password_raises_instead_of_retrying_forever(make_redis):
     server = make_redis(requirepass="right")
     worker = ReliableWorker("q", nothing, url=server.url.replace("right", "wrong"), on_error=lambda e: None)
     with pytest.raises(RuntimeError, match="credentials"):
@@ -375,7 +375,7 @@ async def test_a_connection_that_died_without_a_word_is_noticed_soon(redis_serve
             await until(lambda: started, 10, "the first to start")
             waiter = f"bull:{base64.b64encode(b'q').decode()}"
             with redis_server.client() as client:
-                ports = [int(one["addr"].rpartition(":")[2]) for one in client.client_list() if one["name"] == waiter]
+                ports = [int(row["addr"].rpartition(":")[2]) for row in client.client_list() if row["name"] == waiter]
             assert proxy.swallow() >= 3 if dead == "all" else proxy.swallow(*ports) == 1
             finish.set()
             await until(queue.getCompletedCount, 30, "the first to be completed over a new connection")
@@ -403,7 +403,7 @@ async def test_a_user_with_few_rights_works_and_is_told_once_what_is_missing(mak
     with server.client() as admin:
         admin.execute_command("ACL", "SETUSER", "worker", "on", ">secret", f"~{rights.split()[0]}", *rights.split()[1:])
     url = server.url.replace("redis://", "redis://worker:secret@")
-    told = []
+    errors = []
     late = []
 
     async def process(job, token):
@@ -411,13 +411,13 @@ async def test_a_user_with_few_rights_works_and_is_told_once_what_is_missing(mak
         return str(await job.getState())
 
     queue = Queue("q", {"connection": producer_client(url)})
-    async with at_work("q", process, url=url, on_error=told.append) as worker:
+    async with at_work("q", process, url=url, on_error=errors.append) as worker:
         for number in range(10):
             await queue.add("job", {}, {"jobId": f"now-{number}"})
-            await until(lambda number=number: len(late) > number, 10, f"the job to run: {told}")
+            await until(lambda number=number: len(late) > number, 10, f"the job to run: {errors}")
         for number in range(5):
             await queue.add("job", {}, {"jobId": f"soon-{number}", "delay": 100 + 150 * number})
-        await until(lambda: len(late) == 15, 20, f"the delayed jobs to run: {told}")
+        await until(lambda: len(late) == 15, 20, f"the delayed jobs to run: {errors}")
         started = time.monotonic()
         await worker.drain(1)
         drained = time.monotonic() - started
@@ -425,8 +425,8 @@ async def test_a_user_with_few_rights_works_and_is_told_once_what_is_missing(mak
     await queue.close()
     assert statistics.median(late) < 0.15, late  # 0.21 and more, with an error for each fetch, before
     assert drained < 6
-    assert len(told) == bool(missing), told
-    assert set(re.findall(r"INFO|CLIENT [A-Z]+", str(told))) == missing
+    assert len(errors) == bool(missing), errors
+    assert set(re.findall(r"INFO|CLIENT [A-Z]+", str(errors))) == missing
 
 
 async def test_a_user_who_may_not_touch_the_queue_is_refused_at_once(make_redis):
@@ -488,7 +488,7 @@ async def test_a_restart_of_redis_is_one_line_when_it_goes_and_one_when_it_is_ba
     ours = [record for record in caplog.records if record.name.startswith(("studyhall", "asyncio"))]
     # AOF: its last second is gone.
     lost = [record for record in ours if "is no longer ours" in record.getMessage()]
-    told = [record.getMessage() for record in ours if record not in lost]
+    lines = [record.getMessage() for record in ours if record not in lost]
     assert [record for record in ours if record.exc_info and record not in lost] == []
-    assert len(told) <= 2 + away // 10, told
-    assert "is back" in told[-1]
+    assert len(lines) <= 2 + away // 10, lines
+    assert "is back" in lines[-1]

@@ -122,7 +122,7 @@ async def test_a_page_is_the_most_that_is_ever_asked_of_redis_at_once(store, red
 async def test_a_job_that_was_retried_after_the_archive_is_not_removed_from_the_queue(
     store, redis, redis_url, monkeypatch
 ):
-    """Between archive and removal somebody retries the job by hand: it must stay in the queue."""
+    """Somebody retries the job between archive and removal: it must stay in the queue."""
     await fail(redis, redis_url, "j")
     retried = asyncio.Event()
     plain_eval = redis.eval
@@ -265,7 +265,7 @@ async def test_a_replay_runs_under_the_same_id_with_its_trace_and_fresh_attempts
     assert starts == 2, "a second start: the job looks for its checkpoint"
     assert job.timestamp >= before - 5_000, "the time it lay dead is not its age"
     assert await dead_letter.list_dead_letters(store) == []
-    assert [found.id for found in await dead_letter.list_dead_letters(store, replayed=True)] == [letter.id]
+    assert [row.id for row in await dead_letter.list_dead_letters(store, replayed=True)] == [letter.id]
 
 
 async def test_a_replay_that_dies_again_has_a_new_letter_and_the_whole_history(store, redis, redis_url):
@@ -289,7 +289,7 @@ async def test_replay_refuses_what_cannot_be_replayed_with_a_named_error(store, 
     await fail(redis, redis_url, "j")
     await dead_letter.sweep(["q"], redis, store)
     letter = await only(store)
-    await add(redis, "j")  # the same business request was enqueued again meanwhile
+    await add(redis, "j")  # the same request was enqueued again meanwhile
     with pytest.raises(dead_letter.NotDeadLetter, match="in the queue"):
         await dead_letter.replay(store, redis, letter.id)
     assert await redis.lrange("bull:q:wait", 0, -1) == ["j"]

@@ -1,4 +1,4 @@
-"""Replies to chat commands against a platform that fails: nobody is left at "thinking…", no paid answer is lost."""
+"""Replies to chat commands against a platform that fails: nobody is left "thinking…", no paid answer is lost."""
 
 import time
 
@@ -63,11 +63,11 @@ async def test_a_refused_interaction_that_is_delivered_again_is_not_left_thinkin
     again = DeferredReplies(store)  # another process, and Redis is back
     assert await again.accept(question, queued) == message(BUSY), "no job will answer it: it must not think"
     assert await again.answer("1", webhook, forty_two) == "refused"
-    assert platform.said == {}
+    assert platform.posts == {}
 
 
 @pytest.mark.parametrize("working", [False, True])
-async def test_a_failed_twin_is_told_and_not_an_error_of_the_endpoint(store, platform, webhook, working):
+async def test_a_failed_twin_is_reported_and_not_an_error_of_the_endpoint(store, platform, webhook, working):
     async def failed_before():
         raise FailedTwin("a job with this key failed")
 
@@ -84,7 +84,7 @@ async def test_a_failed_twin_is_told_and_not_an_error_of_the_endpoint(store, pla
     assert await state_of(store, "1") == "failed"
 
 
-async def test_an_answered_one_stays_answered_when_it_is_delivered_again(store, platform, webhook):
+async def test_an_answered_interaction_stays_answered_when_it_is_delivered_again(store, platform, webhook):
     async def failed_before():
         raise FailedTwin("a job with this key failed")
 
@@ -92,7 +92,7 @@ async def test_an_answered_one_stays_answered_when_it_is_delivered_again(store, 
     await replies.accept(question, queued)
     assert await replies.answer("1", webhook, forty_two) == "answered"
     assert await replies.accept(question, failed_before) == DEFERRED
-    assert platform.said["token-1"] == ["42"]
+    assert platform.posts["token-1"] == ["42"]
 
 
 async def test_a_paid_answer_survives_every_failure_of_sending_it(store, platform, webhook):
@@ -110,7 +110,7 @@ async def test_a_paid_answer_survives_every_failure_of_sending_it(store, platfor
             await replies.answer("1", webhook, paid)
         assert decide(later.value, last_attempt, 0).delay is not None, "it comes back, with no attempt left"
     assert await replies.answer("1", webhook, paid) == "answered"
-    assert platform.said["token-1"] == ["42"]
+    assert platform.posts["token-1"] == ["42"]
     assert len(calls) == 1
 
 
@@ -133,8 +133,8 @@ async def test_failing_work_comes_back_with_growing_pauses_until_the_token_is_ab
         assert min(max(age, 1), 60) / 2 <= pause <= 61
         age, tries = age + pause, tries + 1
     assert 10 < tries < 40
-    assert 810 < age < 885, "all of the token's life"
-    assert platform.said["token-1"] == [FAILED], "and then the user is told"
+    assert 810 < age < 885, "for all of the token's life"
+    assert platform.posts["token-1"] == [FAILED], "and then the user is told"
 
 
 async def test_a_wait_that_the_platform_asks_for_is_not_undercut(store, platform, webhook):
@@ -146,7 +146,7 @@ async def test_a_wait_that_the_platform_asks_for_is_not_undercut(store, platform
     assert wait.value.retry_after == 300.0
 
 
-async def test_a_message_that_is_refused_is_not_called_expired(store, platform, webhook):
+async def test_a_refused_message_is_not_called_expired(store, platform, webhook):
     replies = DeferredReplies(store)
     await replies.accept(asked(platform, "1"), queued)
     platform.fail(400)
@@ -154,7 +154,7 @@ async def test_a_message_that_is_refused_is_not_called_expired(store, platform, 
         await replies.answer("1", webhook, forty_two)
     assert not isinstance(refused.value, TokenEnded)
     assert await state_of(store, "1") == "failed"
-    assert platform.said["token-1"] == [FAILED], "the user reads a note instead"
+    assert platform.posts["token-1"] == [FAILED], "the user reads a note instead"
     await replies.accept(asked(platform, "2"), queued)
     platform.ends["token-2"] = 0
     with pytest.raises(TokenEnded):
@@ -170,7 +170,7 @@ async def test_an_answer_that_is_quicker_than_the_acknowledgement_is_sent_again(
         await replies.answer("1", webhook, forty_two)
     platform.command("why?", id="1")  # now it has arrived
     assert await replies.answer("1", webhook, forty_two) == "answered"
-    assert platform.said["token-1"] == ["42"]
+    assert platform.posts["token-1"] == ["42"]
     await replies.accept(asked(platform, "2"), queued)
     await aged(store, "2", 600)
     platform.fail(404)
@@ -204,7 +204,7 @@ async def test_a_job_that_ends_without_a_word_leaves_nobody_thinking(store, plat
     await aged(store, "over", -1)
     assert await replies.tell_late(webhook) == 2
     assert await replies.tell_late(webhook) == 0
-    assert platform.said == {"token-dead": [FAILED], "token-late": [FAILED], "token-paid": ["42"]}, (
+    assert platform.posts == {"token-dead": [FAILED], "token-late": [FAILED], "token-paid": ["42"]}, (
         "the paid answer is sent, not a note"
     )
     assert await state_of(store, "fresh") == "waiting"

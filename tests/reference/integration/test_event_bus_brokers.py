@@ -1,4 +1,4 @@
-"""What only one broker has or gets wrong by default."""
+"""What only one broker does, or gets wrong by default."""
 
 import asyncio
 import logging
@@ -139,7 +139,7 @@ async def test_redis_consumers_end_whenever_they_are_told_to(redis, seed):
 async def _ignore(_): ...
 
 
-async def test_redis_body_that_is_no_text_does_not_harm_its_batch(redis):
+async def test_redis_body_that_is_not_text_does_not_harm_its_batch(redis):
     bus = RedisStreamsBus(redis)
     seen = []
 
@@ -269,7 +269,7 @@ async def test_rabbitmq_itself_dead_letters_what_is_returned_too_often(rabbitmq_
 async def test_kafka_member_that_joins_or_leaves_takes_no_event_in_mid_handler(kind, kafka_server):
     prefix = f"t{uuid.uuid4().hex[:10]}"
     first, second = (open_bus(kind, kafka_server.url, prefix) for _ in range(2))
-    # What is redelivered because a crowded machine was silent for too long is not the subject.
+    # Redelivery because a crowded machine was silent for too long is not the subject.
     first.session_timeout = second.session_timeout = 20
     admin = AdminClient({"bootstrap.servers": kafka_server.url})
     gate, leave = asyncio.Event(), asyncio.Event()
@@ -309,7 +309,7 @@ async def test_kafka_member_that_joins_or_leaves_takes_no_event_in_mid_handler(k
         await until(lambda: started["first"] == 30, 30, "all in hand of the only member")
         joined = asyncio.create_task(second.consume("mail", ["order"], handler("second"), stop=leave, concurrency=64))
         await until(rebalancing, 30, "a second member")
-        await asyncio.sleep(0.5)  # were its events going to be taken, this is when
+        await asyncio.sleep(0.5)  # if its events were taken, it would be now
         assert started["second"] == 0
         gate.set()
         while not started["second"]:  # it has partitions once it gets new ones
@@ -318,7 +318,7 @@ async def test_kafka_member_that_joins_or_leaves_takes_no_event_in_mid_handler(k
         gate.clear()
         before = started["second"]
         await publish(30)
-        await until(lambda: started["second"] > before, 30, "something in its hand")
+        await until(lambda: started["second"] > before, 30, "something in hand")
         leave.set()
         await asyncio.sleep(0.5)
         assert not joined.done()

@@ -39,7 +39,7 @@ def kind(request):
 
 @pytest.fixture
 async def another(kind, request):
-    """Opens the bus of this test once more, as another process would."""
+    """Opens the bus again, as another process would."""
     url = request.getfixturevalue(SERVERS[kind.removesuffix("-ordered")])
     prefix = f"t{uuid.uuid4().hex[:10]}"
     opened = []
@@ -223,15 +223,15 @@ async def test_redelivery_is_bounded_and_ends_in_quarantine_with_the_reason(bus)
         await until(three, 30, "three in quarantine", every=0.2)
         await nothing_left(bus, "mail")
     assert Counter(seen.started) == {retried.id: QUICK.attempts, hopeless.id: 1}
-    found = {entry.event.id if entry.event else "unreadable": entry for entry in await bus.quarantined("mail")}
-    assert found[retried.id].event == retried
-    assert found[retried.id].deliveries == QUICK.attempts
-    assert "attempt 3 of 3 failed: RuntimeError: line 7" in found[retried.id].reason
-    assert "hunter2" not in found[retried.id].reason
-    assert found[hopeless.id].reason == "Permanent: no such customer"
-    assert "source" in found["unreadable"].reason
-    assert "unreadable" in found["unreadable"].body
-    assert {entry.topic for entry in found.values()} == {"order"}
+    held = {entry.event.id if entry.event else "unreadable": entry for entry in await bus.quarantined("mail")}
+    assert held[retried.id].event == retried
+    assert held[retried.id].deliveries == QUICK.attempts
+    assert "attempt 3 of 3 failed: RuntimeError: line 7" in held[retried.id].reason
+    assert "hunter2" not in held[retried.id].reason
+    assert held[hopeless.id].reason == "Permanent: no such customer"
+    assert "source" in held["unreadable"].reason
+    assert "unreadable" in held["unreadable"].body
+    assert {entry.topic for entry in held.values()} == {"order"}
 
 
 @pytest.mark.parametrize("kind", [*EVERY, *ORDERED], indirect=True)
@@ -287,7 +287,7 @@ async def test_members_of_a_group_share_the_events(bus, another):
 
 
 async def test_a_late_group_gets_the_past_only_where_declared(bus):
-    """As does a renamed one; what the old name has not handled is under that still. Every group gets what is new."""
+    """So does a renamed one; what it had not handled stays under the old name. Every group gets what is new."""
     early, late = Seen(), Seen()
     await bus.subscribe("early", ["order"])
     past = await publish(bus, events(30))
@@ -372,7 +372,7 @@ async def test_order_per_key_holds_with_two_members_and_failures(bus, another, s
             await publish(bus, list(turn))
         await until(lambda: sum(map(len, finished.values())) >= keys * each, 60, "all events")
         await nothing_left(bus, "mail")
-    if isinstance(bus, KafkaBus):  # a rebalance gives again what was done behind a partition's oldest unsettled event
+    if isinstance(bus, KafkaBus):  # a rebalance redelivers what was done behind a partition's oldest unsettled event
         finished = {subject: list(dict.fromkeys(numbers)) for subject, numbers in finished.items()}
     assert dict(finished) == {f"k{key}": list(range(each)) for key in range(keys)}
     assert (overlaps, unlucky) == (0, set())
@@ -459,7 +459,7 @@ async def test_replay_by_two_at_once_while_events_flow_loses_nothing(bus, anothe
 
 
 async def _remove_all(bus):
-    """What an operator does by hand, or a limit that somebody set."""
+    """As an operator does by hand, or a limit does."""
     if bus.capabilities.broker == "redis-streams":
         for number in range(bus.partitions):
             await bus.redis.xtrim(f"{bus.prefix}:order:{number}", maxlen=0, approximate=False)
@@ -497,7 +497,7 @@ async def test_events_that_somebody_else_removed_are_reported_and_leave_a_true_l
         await nothing_left(bus, "mail")
     assert await bus.quarantined("mail") == []
     assert len(seen.done) == len(set(seen.done))
-    # And while nobody reads. Where the broker keeps a trace, it is known how many they were.
+    # And while nobody reads. Where the broker keeps a trace, their number is known.
     silent = any("gone without a word" in limit for limit in bus.capabilities.limits)
     lost = await publish(bus, events(20))
     await _remove_all(another())
@@ -522,7 +522,7 @@ async def test_graceful_stop_finishes_what_is_in_flight_and_leaves_the_rest(bus,
     async with consuming(bus, "mail", first, concurrency=2) as stop:
         await until(lambda: len(first.started) == 2, 30, "two in flight")
         stop.set()
-        await asyncio.sleep(0.5)  # were it going to give up on them, this is when
+        await asyncio.sleep(0.5)  # if it gave up on them, it would be now
         assert first.done == []
         gate.set()
     assert sorted(first.done) == sorted(first.started)

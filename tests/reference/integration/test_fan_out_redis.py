@@ -27,7 +27,7 @@ orders = Table("proof_orders", metadata, Column("id", String, primary_key=True))
 
 
 class Queues:
-    """Three queues on one server; `analytics` on another one, which the test takes down."""
+    """Three queues on one server; `analytics` on another, which the test takes down."""
 
     def __init__(self, shared, other):
         self._clients = {name: producer_client(other if name == "analytics" else shared) for name in QUEUES}

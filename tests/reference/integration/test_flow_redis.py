@@ -75,7 +75,7 @@ async def test_wait_keeps_the_parent_until_the_child_is_replayed(redis_url, tmp_
         assert await setup.ended(step("b")) == ["failed"]
         swept = await dead_letter.sweep(setup.jobs.queues, setup.producer.redis, setup.store)
         assert swept.archived == 1
-        assert [await setup.state(one) for one in steps[2:]] == ["waiting-children", "waiting-children"]
+        assert [await setup.state(each) for each in steps[2:]] == ["waiting-children", "waiting-children"]
         assert flows.ran == ["a"]
         flows.broken.clear()
         [letter] = await dead_letter.list_dead_letters(setup.store)
@@ -133,7 +133,7 @@ async def test_adding_a_flow_again_at_any_moment_changes_nothing(redis_url, tmp_
 
 
 async def test_a_child_of_another_living_flow_is_refused_before_anything_is_added(redis_url, tmp_path):
-    """BullMQ adds the second parent without its child: it would wait forever, and nobody is told."""
+    """BullMQ adds the second parent without its child: it would wait forever, without an error."""
     flows = Flows()
     async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup:
         await setup.producer.enqueue(fan_in(step("first", "right"), [step("shared")]))

@@ -114,7 +114,7 @@ async def test_a_queue_with_jobs_and_no_worker_is_unattended(redis_url, redis):
             go_on.set()
 
 
-async def test_who_may_not_list_connections_is_told_of_no_worker_count(redis_url, redis):
+async def test_a_user_who_may_not_list_connections_gets_no_worker_count(redis_url, redis):
     await redis.acl_setuser(
         "watcher", enabled=True, passwords=["+of-the-tests"], keys="*", commands=["+@all", "-client|list"]
     )
@@ -178,8 +178,8 @@ async def test_listing_a_hundred_thousand_delayed_jobs_never_holds_redis_up(own_
     await redis.config_set("slowlog-log-slower-than", 20_000)
 
     async def worked():
-        """Milliseconds that the server has worked so far. Not what a clock says: SLOWLOG's also runs while a busy
-        machine has suspended the server in mid-command, and blames whatever command that hit."""
+        """Milliseconds of CPU time of the server so far. SLOWLOG's clock also runs while a busy machine suspends the
+        server in mid-command, and blames that command."""
         used = await redis.info("cpu")
         return 1_000 * float(used["used_cpu_user"] + used["used_cpu_sys"])
 
@@ -211,7 +211,7 @@ async def test_listing_a_hundred_thousand_delayed_jobs_never_holds_redis_up(own_
     )
     assert listed == naive_listed == jobs
     too_long = [round(spent, 1) for spent in each_page if spent >= 20]
-    assert too_long == [], "a page, so perhaps one command of it, kept the server from everybody else"
+    assert too_long == [], "a page, perhaps one command of it, blocked the server"
     assert naive_slow >= 1, "the usual listing did not block: nothing is proven"
     assert naive_worked > 20
 
@@ -305,7 +305,7 @@ async def test_a_database_without_a_column_of_this_code_is_not_ready(store):
     assert await problems(database=lambda: ping(store)) == {}
 
 
-async def test_memory_is_a_share_of_what_the_server_may_use_and_unknown_to_who_may_not_ask(redis_url, redis):
+async def test_memory_is_a_share_of_what_the_server_may_use_and_unknown_without_the_right_to_ask(redis_url, redis):
     used = int((await redis.info("memory"))["used_memory"])
     of_the_machine = (await measure(redis, [])).signals()["redis.memory"]
     assert 0 < of_the_machine < 0.5
@@ -324,10 +324,10 @@ async def test_memory_is_a_share_of_what_the_server_may_use_and_unknown_to_who_m
 async def test_what_is_measured_reads_as_prometheus_text(redis_url, redis, store):
     async with queue_at(redis_url, "q") as queue:
         await queue.add("n", {})
-    found = await measure(redis, ["q"], dead_letters=counts(store))
+    measured = await measure(redis, ["q"], dead_letters=counts(store))
     read = {
         (sample.name, *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(exposition(queue_samples(found)))
+        for family in text_string_to_metric_families(exposition(queue_samples(measured)))
         for sample in family.samples
     }
     assert read["queue_depth", "q", "waiting"] == read["queue_unattended", "q"] == 1

@@ -120,14 +120,14 @@ async def test_explanations_come_in_batches_in_order_with_real_quotes(provider, 
     links = [Link(source="glacier", target=f"thing {number}") for number in range(8)]
 
     def explained(*numbers):
-        said = [{"number": n, "text": f"why {n}", "quotes": [SENTENCE, "invented"]} for n in numbers]
-        return Answer({"explanations": said})
+        rows = [{"number": n, "text": f"why {n}", "quotes": [SENTENCE, "invented"]} for n in numbers]
+        return Answer({"explanations": rows})
 
     server.will(explained(6, 5, 4, 3, 2, 1), explained(1, 2))
     made = await provider.explain(links, TEXT, **options())
-    assert [(one.target, one.text) for one in made[:2]] == [("thing 0", "why 1"), ("thing 1", "why 2")]
+    assert [(row.target, row.text) for row in made[:2]] == [("thing 0", "why 1"), ("thing 1", "why 2")]
     assert len(made) == 8
-    assert {one.quotes for one in made} == {(SENTENCE,)}
+    assert {row.quotes for row in made} == {(SENTENCE,)}
 
 
 async def test_document_cannot_give_orders(provider, server):
@@ -220,7 +220,7 @@ def http_date(seconds):
     [
         ({"retry-after": "7"}, 7, 7),
         ({"retry-after": "1.5"}, 1.5, 1.5),
-        # Their clock is an hour ahead; without it, by ours, whenever the test comes to it.
+        # Their clock is an hour ahead; without a date ours counts, whenever the test gets here.
         ({"retry-after": http_date(3600 + 90), "date": http_date(3600)}, 89, 91),
         ({"retry-after": http_date(500)}, 1, 501),
         ({"retry-after": "Fri, 31 Dec 1999 23:59:59 GMT"}, 1, 1),
@@ -257,7 +257,7 @@ async def test_nobody_listening_is_transient():
         await provider.close()
 
 
-async def test_address_that_is_none_is_permanent():
+async def test_invalid_address_is_permanent():
     provider = HttpProvider(ChatCompletions(), base_url="ftp://127.0.0.1", api_key=KEY, model="m")
     with pytest.raises(ProviderRefused):
         await provider.concept_graph(TEXT, **options())
@@ -324,13 +324,13 @@ async def test_neither_key_nor_text_reaches_logs_or_messages(provider, server, c
         Answer(TEXT),
         Raw(TEXT.encode()),
     ]
-    said = []
+    errors = []
     for behaviour in leaks:
         server.will(behaviour)
         with pytest.raises(Exception) as caught:  # noqa: PT011
             await provider.concept_graph(TEXT, **options())
-        said.append("".join(map(str, [caught.value, caught.value.__cause__])))
-    everything = caplog.text + "".join(said)
+        errors.append("".join(map(str, [caught.value, caught.value.__cause__])))
+    everything = caplog.text + "".join(errors)
     assert KEY not in everything
     assert "Water never stays" not in everything
 

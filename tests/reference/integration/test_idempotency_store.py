@@ -100,7 +100,7 @@ async def test_seen_and_record_share_their_transactions(store):
     recorded = await asyncio.gather(*(results.record(f"k{n}", ONE, {"n": n}) for n in range(50)))
     assert recorded == [{"n": n} for n in range(50)]
     stored = await asyncio.gather(*(results.seen(f"k{n}", ONE) for n in range(50)))
-    assert [found.result for found in stored if found] == recorded
+    assert [row.result for row in stored if row] == recorded
     async with read(store) as connection:
         times = (await connection.execute(select(func.count(inbox.c.at.distinct())))).scalar_one()
     assert times == 1, "50 concurrent records went into one batch"

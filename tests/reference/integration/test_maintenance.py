@@ -148,14 +148,14 @@ async def test_the_command_line_lists_runs_cancels_and_reports(redis_url, tmp_pa
 
     await until(graph_runs, 40, "the graph is being made", every=0.2)
     assert (await studyhall("health"))["healthy"] is True
-    ended = {one["job_id"]: one["state"] for one in await studyhall("cancel", document)}
+    ended = {each["job_id"]: each["state"] for each in await studyhall("cancel", document)}
     assert ended[f"document-processing.{document}"] == "too-late"
     assert ended[f"graph-generation.{document}"] == "stopping"
 
     async def over():
         async with open_app(Settings(data_dir=tmp_path, redis_url=redis_url)) as app:
-            found = [stage.state for stage in await states(app, document)]
-            return found == ["completed", "cancelled", "cancelled", "cancelled"]
+            now = [stage.state for stage in await states(app, document)]
+            return now == ["completed", "cancelled", "cancelled", "cancelled"]
 
     await until(over, 20, "every later stage ends as cancelled", every=0.2)
     (row,) = await studyhall("status")

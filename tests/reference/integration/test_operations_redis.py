@@ -72,14 +72,14 @@ async def test_retries_say_when_and_stalls_and_crash_loops_are_counted(redis_url
             metrics.count_stalls(worker)
             await until(lambda: _ended(queue), 60, "end of all three")
     await producer.close()
-    told = [json.loads(line) for line in lines[1].getvalue().splitlines()]
-    (failed,) = [line for line in told if line["outcome"] == "retry"]
+    logged = [json.loads(line) for line in lines[1].getvalue().splitlines()]
+    (failed,) = [line for line in logged if line["outcome"] == "retry"]
     # By the clock of the Redis server, and a loaded machine is late, never early.
     promised = datetime.fromisoformat(failed["retry_at"]).timestamp()
     next_run = [at for at in ran if at > ran[0]][-1]
     assert failed["job_id"] == retried
     assert -0.1 <= next_run - promised < 10
-    assert not any("retry_at" in line for line in told if line is not failed)
+    assert not any("retry_at" in line for line in logged if line is not failed)
     text = metrics.render().decode()
     assert all(at_once)
     assert 'jobs_running{name="n",queue="q"} 0.0' in text
@@ -89,16 +89,16 @@ async def test_retries_say_when_and_stalls_and_crash_loops_are_counted(redis_url
 
 
 async def _ended(queue):
-    found = await queue.getJobCounts("completed", "failed")
-    return sum(found.values()) == 3
+    counts = await queue.getJobCounts("completed", "failed")
+    return sum(counts.values()) == 3
 
 
-async def test_more_jobs_than_their_connections_serve_is_said_at_the_start(store):
+async def test_too_few_connections_for_the_jobs_are_reported_at_the_start(store):
     assert await crowded(store, 400) is None
     assert "401 jobs at once share 8 connections" in str(await crowded(store, 401))
 
 
-async def test_a_postgresql_without_connections_to_give_is_said_at_the_start(postgres_url):
+async def test_a_postgresql_without_free_connections_is_reported_at_the_start(postgres_url):
     store = open_store(postgres_url)
     try:
         assert await crowded(store, 20) is None

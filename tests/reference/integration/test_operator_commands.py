@@ -36,7 +36,7 @@ def test_what_the_sweep_archived_is_logged_listed_and_replayed(database, redis_u
         await create_all(store)
         worker = ReliableWorker("q", refuse, url=redis_url)
         sweep = sweeping(["q"], store, redis_url, every=0.1)
-        running = [asyncio.create_task(one.run()) for one in (worker, sweep)]
+        running = [asyncio.create_task(loop.run()) for loop in (worker, sweep)]
         await Queue("q", {"connection": redis}).add("greet", {"secret": 1}, {"jobId": "job-7"})
         await until(lambda: bool(caplog.records), 20, "the sweep tells of it")
         await asyncio.gather(worker.drain(5), sweep.drain(5))
@@ -100,7 +100,7 @@ def test_an_unclear_call_is_listed_and_ended_by_a_human(database, capsys):
 
         return await calls.once("label/7", never)
 
-    # A request that may take 60 s, so that a slow machine sends it all the same; then nobody waits for those.
+    # A request may take 60 s, so that a slow machine still sends it; then nobody waits for those 60 s.
     with_calls(lose, longest=60)
     with_calls(look_again)
     assert outside_calls.main(["carrier"]) == 0

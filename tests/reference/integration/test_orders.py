@@ -224,8 +224,8 @@ async def test_events_that_the_bus_lost_are_found_and_handed_to_their_consumer_o
 async def _end_leases(store, pid):
     """Let the time pass for which a dead process still holds its work: half a minute in production."""
     async with begin(store) as tx:
-        mine = saga_store.sagas.update().where(saga_store.sagas.c.owner.contains(f":{pid}:"))
-        await tx.execute(mine.values(due_at=0.0))
+        held = saga_store.sagas.update().where(saga_store.sagas.c.owner.contains(f":{pid}:"))
+        await tx.execute(held.values(due_at=0.0))
         claimed = outbox.update().where(outbox.c.claimed_by.contains(f"-{pid}-"), outbox.c.published_at.is_(None))
         await tx.execute(claimed.values(due_at=0.0))
 

@@ -125,9 +125,9 @@ async def test_a_quarantined_event_holds_its_aggregate_until_requeued_or_discard
     while await relay.run_once():
         pass
     assert sink.ids == ["c-1"]
-    found = await quarantined(store)
-    assert [(q.event_id, q.attempts, q.held) for q in found] == [("a-1", 1, 1), ("b-1", 1, 1)]
-    assert "no such topic" in found[0].reason
+    rows = await quarantined(store)
+    assert [(q.event_id, q.attempts, q.held) for q in rows] == [("a-1", 1, 1), ("b-1", 1, 1)]
+    assert "no such topic" in rows[0].reason
     assert (await lag(store)).quarantined == 2
 
     broken = False
@@ -196,7 +196,7 @@ async def test_a_bus_that_is_away_costs_nobody_an_attempt(store, how):
     assert (relay.counts.quarantined, relay.counts.failed) == (0, 0)
 
 
-async def test_a_rate_limited_event_waits_as_asked_without_spending_attempts(store):
+async def test_a_rate_limited_event_waits_as_asked_and_consumes_no_attempt(store):
     await put(store, event("a"), event("b"))
     limited = iter([RateLimited(retry_after=0.1)] * 4)
     sink = Sink(lambda e: next(limited, None) if e.id == "a-1" else None)
@@ -226,7 +226,7 @@ async def test_a_lease_that_ended_goes_to_another_relay_and_the_late_one_cannot_
 async def test_many_relays_with_random_failures_keep_every_aggregate_in_order_and_double_nothing(
     store, scale, seed, search, monkeypatch
 ):
-    """Small batches on few aggregates, so that the relays get into each other's way all the time."""
+    """Small batches on few aggregates, so that the relays collide all the time."""
     if search != "whole":
         monkeypatch.setattr(claims, "QUICK_SEARCH", -1.0)
         monkeypatch.setattr(claims, "LONGEST_SEARCH_PAUSE", 0.1)
@@ -266,7 +266,7 @@ async def test_many_relays_with_random_failures_keep_every_aggregate_in_order_an
     assert sum(relay.counts.published > 0 for relay in relays) >= 3
 
 
-async def test_stop_finishes_the_publish_in_flight_and_gives_the_rest_back(store):
+async def test_stop_finishes_the_publish_in_flight_and_releases_the_rest(store):
     await put(store, *(event("a", n) for n in range(5)))
     started, go_on = asyncio.Event(), asyncio.Event()
 
@@ -401,7 +401,7 @@ async def timed_claims(store, rounds):
 
 
 async def timed_searches(store, rounds):
-    """The same search as a relay without the partial index does it: the expressions keep it from being used."""
+    """The same search without the partial index: the expressions keep it from being used."""
     unpublished = "coalesce(published_at, 0) = 0" if is_postgres(store) else "+published_at IS NULL"
     search = text(f"SELECT body FROM outbox WHERE {unpublished} ORDER BY position LIMIT 100")
     took = []
@@ -453,7 +453,7 @@ async def test_published_rows_do_not_slow_a_claim_down(store, scale, figures):
     plan = await plan_of_a_claim(store)
     assert "outbox_to_publish" in plan
     assert not re.search(r"Seq Scan on outbox|SCAN outbox(?! USING INDEX outbox_to_publish)", plan), plan
-    # The best of many is what it costs; the rest is who else used the machine meanwhile.
+    # The best of many is the cost; the rest is other load on the machine.
     assert min(full) < 2 * min(empty) + 0.5
     assert min(full) < min(naive)
     if rows == 1_000_000:
@@ -470,7 +470,7 @@ async def test_published_rows_do_not_slow_a_claim_down(store, scale, figures):
 
 
 async def best_of_claims(store):
-    """Milliseconds for a full batch; the slower ones are who else used the machine meanwhile."""
+    """Milliseconds for a full batch; the rest is other load on the machine."""
     took = []
     for _ in range(25):
         begun = time.perf_counter()
@@ -496,8 +496,8 @@ async def test_eight_times_the_backlog_does_not_slow_a_claim_down(store, scale, 
             await tx.execute(text("ANALYZE"))
 
 
-async def test_events_held_by_quarantined_ones_cost_a_look_each_and_seldom(store, monkeypatch):
-    """By the index, whatever the planner knows: past 200,000 a set took 55 s per claim, looks 4 s on a busy
+async def test_events_held_by_quarantined_ones_are_looked_at_seldom(store, monkeypatch):
+    """By the index, whatever the planner knows: past 200,000 of them a set took 55 s per claim, looks 4 s on a busy
     machine, so most claims begin behind them."""
     never = "'infinity'" if is_postgres(store) else "9e999"
     await fill(store, range(20_000), "bad", subject="'bad-' || n", due_at=never)

@@ -50,8 +50,8 @@ def effect_of(name):
 
 async def seen(store, name):
     async with read(store) as connection:
-        found = select(seen_by.c.event).where(seen_by.c.consumer == name).order_by(seen_by.c.number)
-        return list((await connection.execute(found)).scalars())
+        query = select(seen_by.c.event).where(seen_by.c.consumer == name).order_by(seen_by.c.number)
+        return list((await connection.execute(query)).scalars())
 
 
 def event(ident, kind="order.placed.v1", **data):

@@ -54,7 +54,7 @@ class Receiver:
 
 
 async def delivered(store, receiver):
-    """By a relay that runs beside something else until it is stopped, as it does in a service."""
+    """By a relay that runs beside other work until it is stopped, as in a service."""
     stop = asyncio.Event()
 
     async def enough():
@@ -77,10 +77,10 @@ def test_what_a_receiver_refused_is_listed_retried_in_its_place_and_discarded(da
     with_store(database, lambda store: delivered(store, first))
     assert first.took == [], "what comes after the refused one waits"
     assert outbox_command.main([]) == 0
-    said = capsys.readouterr().out
-    assert "crm: 2 waiting" in said
-    assert "1 set aside" in said
-    assert "one  Permanent: refused with 400  (2 wait behind it)" in said
+    out = capsys.readouterr().out
+    assert "crm: 2 waiting" in out
+    assert "1 set aside" in out
+    assert "one  Permanent: refused with 400  (2 wait behind it)" in out
     assert outbox_command.main(["retry", "crm", "one"]) == 0
     with_store(database, lambda store: delivered(store, second))
     assert second.took == ["one"]
@@ -94,7 +94,7 @@ def test_what_a_receiver_refused_is_listed_retried_in_its_place_and_discarded(da
 
 
 def test_every_failed_delivery_says_when_it_comes_again(database, caplog):
-    """Without a line a receiver that says 500 for hours is silence."""
+    """Without a line nobody notices a receiver that answers 500 for hours."""
     caplog.set_level("INFO", "outbox")
 
     class Failing:

@@ -94,7 +94,7 @@ class Carrier:
         return {"label": len(self.seen)}
 
     async def send_keyed(self, key):
-        """As a provider that remembers keys: a repetition gets the first answer."""
+        """Like a provider that remembers keys: a repeat gets the first answer."""
         if key in self.labels:
             self.seen.append(key)
             return {"label": "the first"}
@@ -109,7 +109,7 @@ def calls(ledger, **rules):
 
 
 async def eventually(attempt, *passing):
-    """As a worker: come back when the error says so."""
+    """Like a worker: come back when the error says so."""
     for _ in range(20):
         try:
             return await attempt()
@@ -159,11 +159,11 @@ async def test_fifty_at_once_make_one_call(ledger):
     carrier, ours = Carrier(), OutsideCalls(ledger, "carrier", longest=1)
     theirs = OutsideCalls(ledger, "carrier", longest=1)  # another process: nothing is shared but the ledger
 
-    async def one(which):
+    async def call(which):
         # NotMade: on a busy machine this process may get no turn for so long that it leaves the call alone.
         return await eventually(lambda: which.once("label/1", carrier.send), NotMade)
 
-    answers = await asyncio.gather(*(one(ours if n % 2 else theirs) for n in range(50)))
+    answers = await asyncio.gather(*(call(ours if n % 2 else theirs) for n in range(50)))
     assert answers == [{"label": 1}] * 50
     assert carrier.seen == [provider_key("label/1", "carrier")]
 

@@ -65,7 +65,7 @@ async def test_key_with_another_body_is_refused(provider):
             await payments.refund("r", charge_key="other")
 
 
-async def test_refund_of_what_never_arrived_makes_it_refused_for_ever(provider):
+async def test_a_charge_that_was_refunded_before_it_arrived_is_refused_forever(provider):
     async with Payments(provider.url) as payments:
         assert (await payments.refund("r", charge_key="k"))["status"] == "voided"
         with pytest.raises(Permanent, match="409 voided"):
@@ -119,7 +119,7 @@ async def test_every_fault_becomes_the_error_that_says_what_to_do(provider):
 
 @pytest.mark.parametrize("body", [{"error": "too many"}, "busy", None])
 async def test_an_answer_of_a_proxy_is_judged_by_its_status(body):
-    """An error that is no object was an AttributeError: Retry-After was not kept, and orders were cancelled."""
+    """An error that is not an object raised AttributeError: Retry-After was lost, and orders were cancelled."""
     answer = httpx2.Response(429, json=body, headers={"Retry-After": "7"})
     async with Payments("http://nowhere") as payments:
         played = httpx2.MockTransport(lambda request: answer)

@@ -99,8 +99,8 @@ async def wrapped(tx):
 
 
 FAULTS: dict[str, Fault] = {
-    one.__name__: one
-    for one in (taken, incomplete, many, no_number, no_float, no_type, too_long, missing_table, wrapped)
+    cause.__name__: cause
+    for cause in (taken, incomplete, many, no_number, no_float, no_type, too_long, missing_table, wrapped)
 }
 
 
@@ -113,10 +113,10 @@ def written(caplog):
 
 
 def clean(*texts):
-    for said in texts:
+    for shown in texts:
         for canary in CANARIES:
-            before, found, after = (said or "").partition(canary)
-            assert not found, f"{before[-200:]}{found}{after[:100]}"
+            before, leak, after = (shown or "").partition(canary)
+            assert not leak, f"{before[-200:]}{leak}{after[:100]}"
 
 
 @pytest.mark.parametrize("how", FAULTS)

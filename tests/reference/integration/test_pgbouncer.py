@@ -21,7 +21,7 @@ from studyhall.patterns.saga import DbStep, Saga, SagaRunner, SagaStep
 from studyhall.patterns.saga import store as saga_store
 
 pytestmark = pytest.mark.needs_postgres
-# Debian keeps it off the PATH of people. Never a failure: what has to hold everywhere is in `test_store`.
+# Debian keeps it off users' PATH. Never a failure: what has to hold everywhere is in `test_store`.
 PROGRAM = shutil.which("pgbouncer", path="/usr/sbin:/usr/bin") or shutil.which("pgbouncer")
 COUNT = 40
 
@@ -103,8 +103,8 @@ async def test_events_and_sagas_go_through_a_pooler_of_transactions(pooled, post
             runner.stop()
         await asyncio.wait_for(asyncio.gather(*tasks), 30)
     assert sorted(published) == sorted(f"s{n}-{step}" for n in range(COUNT) for step in "ac")
-    told = [line.event for n in range(COUNT) for line in await saga_store.history(direct, f"s{n}")]
-    assert not {"failed", "taken over"} & set(told)
+    history = [line.event for n in range(COUNT) for line in await saga_store.history(direct, f"s{n}")]
+    assert not {"failed", "taken over"} & set(history)
     assert relay.counts.outages == 0
     await close(store)
     await close(direct)

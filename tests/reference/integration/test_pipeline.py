@@ -202,7 +202,7 @@ async def test_permanent_fails_now_with_attempts_left(redis_url, tmp_path):
 async def test_expired_work_is_dropped_visibly(redis_url, tmp_path):
     async with JobSetup.open(redis_url, tmp_path, jobs_for(add_effect)) as setup:
         ref = await setup.producer.enqueue(work(max_age=0.05))
-        await asyncio.sleep(0.1)  # it gets too old while nobody works
+        await asyncio.sleep(0.1)  # it gets too old without a worker
         async with setup.working():
             assert await setup.ended(work()) == ["failed"]
         assert "Expired" in (await setup.job(work())).failedReason
@@ -211,7 +211,7 @@ async def test_expired_work_is_dropped_visibly(redis_url, tmp_path):
 
 
 async def test_a_delayed_job_and_a_replayed_one_have_their_whole_max_age(redis_url, tmp_path):
-    """Time before it was due, or for which it lay dead, is not time that it waited."""
+    """Time before it was due, or while it lay dead, is not waiting time."""
     runs = []
 
     async def waits_once(ctx, payload: Work):
@@ -240,7 +240,7 @@ async def test_a_delayed_job_and_a_replayed_one_have_their_whole_max_age(redis_u
 
 @pytest.mark.parametrize(("ahead", "ends"), [(-120, "failed"), (-30, "completed"), (3600, "completed")])
 async def test_max_age_is_off_by_as_much_as_the_clocks_differ_and_no_more(redis_url, tmp_path, ahead, ends):
-    """A producer whose clock is `ahead` seconds before the worker's; the job is worth 60 s and starts at once."""
+    """A producer whose clock is `ahead` seconds ahead of the worker's; the job is worth 60 s and starts at once."""
     async with JobSetup.open(redis_url, tmp_path, jobs_for(add_effect)) as setup:
         ref = await setup.producer.enqueue(work(max_age=60))
         stamp = int((time.time() + ahead) * 1000)
@@ -277,7 +277,7 @@ async def test_released_on_drain_without_attempt_and_finished_by_the_next_worker
         assert setup.outcomes(ref.id) == ["released"]
         async with setup.working():
             assert await setup.ended(work()) == ["completed"]
-        assert (await setup.job(work())).returnvalue == {"n": 0, "attempt": 1}, "no attempt was spent"
+        assert (await setup.job(work())).returnvalue == {"n": 0, "attempt": 1}, "no attempt was consumed"
         assert await effect_count(setup) == 1
 
 
@@ -346,7 +346,7 @@ async def test_bad_jobs_fail_at_once_and_their_neighbours_go_on(redis_url, tmp_p
         for number, why in enumerate(bad):
             job = await queue.getJob(options.get(number, {}).get("jobId", f"bad.{number}"))
             assert job.failedReason.startswith(why.partition(":")[0]), (why, job.failedReason)
-            assert job.attemptsMade == 1, f"{why}: no attempt is spent on what can never pass"
+            assert job.attemptsMade == 1, f"{why}: what can never pass consumes no attempt"
         lines = [line for line in setup.lines if line["job_id"].startswith(("bad.", "repeat:"))]
         assert len(lines) == len(bad), "one line each"
         assert {line["outcome"] for line in lines} == {"permanent"}

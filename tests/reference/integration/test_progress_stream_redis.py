@@ -71,11 +71,11 @@ async def test_a_client_that_comes_back_misses_nothing_on_any_instance(redis_url
             reader, forgetful = Reader(stream, last or None), Reader(stream)
             if not last:
                 await asyncio.sleep(0.05)
-            mine = numbers[part * 25 : part * 25 + 15]
-            for number in mine:
+            batch = numbers[part * 25 : part * 25 + 15]
+            for number in batch:
                 await queue("alpha", number)
                 await queue("beta", number)
-            await until(lambda mine=mine, r=reader: mine[-1] in r.numbers("beta"), what="the client has seen it")
+            await until(lambda batch=batch, r=reader: batch[-1] in r.numbers("beta"), what="the client has seen it")
             last = await reader.stop()
             await forgetful.stop()
             for name in QUEUES:
@@ -97,24 +97,24 @@ async def test_a_client_that_comes_back_misses_nothing_on_any_instance(redis_url
         name="breaks",
         events=len(QUEUES) * len(numbers),
         breaks=breaks,
-        missed=sum(len(set(numbers) - set(found)) for found in seen.values()),
-        duplicated=sum(len(found) - len(set(found)) for found in seen.values()),
+        missed=sum(len(set(numbers) - set(got)) for got in seen.values()),
+        duplicated=sum(len(got) - len(set(got)) for got in seen.values()),
         naive_missed=len(numbers) - len(naive),
     )
 
 
 async def test_one_reader_serves_all_clients(redis_url, queue):
     async def reading():
-        return [one for one in await queue.client.client_list() if "xread" in one["cmd"]]
+        return [row for row in await queue.client.client_list() if "xread" in row["cmd"]]
 
     async with streaming(redis_url) as stream:
         clients = [Reader(stream) for _ in range(100)]
         await queue("alpha", 1)
-        await until(lambda: all(one.numbers("alpha") == [1] for one in clients), what="all have seen it")
+        await until(lambda: all(client.numbers("alpha") == [1] for client in clients), what="all have seen it")
         assert len(await until(reading, what="the reader is back at its stream")) == 1
         assert stream.catch_ups == 0
-        for one in clients:
-            await one.stop()
+        for client in clients:
+            await client.stop()
 
 
 async def test_a_slow_client_loses_nothing_and_costs_no_memory(redis_url, queue):
@@ -147,7 +147,7 @@ async def test_what_was_trimmed_is_told_as_a_gap(redis_url, queue):
         await back.stop()
 
 
-async def test_a_redis_that_lost_its_data_is_told_as_a_gap_and_goes_on(redis_url, queue):
+async def test_a_redis_that_lost_its_data_is_reported_as_a_gap_and_goes_on(redis_url, queue):
     async with streaming(redis_url) as stream:
         reader = Reader(stream)
         await asyncio.sleep(0.05)
@@ -180,7 +180,7 @@ async def test_a_restart_of_redis_is_waited_out(own_redis):
         await reader.stop()
 
 
-async def test_a_quiet_stream_beats_and_nonsense_ids_are_no_error(redis_url):
+async def test_a_quiet_stream_sends_heartbeats_and_nonsense_ids_are_not_an_error(redis_url):
     async with streaming(redis_url) as stream:
         for nonsense in ("", "x", "alpha:", "alpha:1", "alpha:9" * 5_000, "gamma:1-1", "alpha:1-1,,beta", "🦆"):
             async with asyncio.timeout(5):
@@ -190,6 +190,6 @@ async def test_a_quiet_stream_beats_and_nonsense_ids_are_no_error(redis_url):
 
 
 def test_the_wire_format_cannot_be_broken_by_data():
-    told = sse("failed", {"reason": "line\n\nevent: forged\ndata: {}\r\n"}, "alpha:1-1")
-    assert told.count("\n\n") == 1
-    assert told.count("\nevent:") == 1
+    frame = sse("failed", {"reason": "line\n\nevent: forged\ndata: {}\r\n"}, "alpha:1-1")
+    assert frame.count("\n\n") == 1
+    assert frame.count("\nevent:") == 1

@@ -43,17 +43,17 @@ def logged(server):
 
 
 def windows_of(server, queue, duration):
-    """What BullMQ's limiter did. The ids of the events alone would not do: until Redis 7.2 the clock goes on within
-    a script, so an event can bear a later millisecond than the window that it opened (seen: 21 in 300 ms)."""
-    found = []
+    """What BullMQ's limiter did. Event ids alone would not do: before Redis 7.2 the clock goes on within a script, so
+    an event can have a later millisecond than the window it opened (seen: 21 in 300 ms)."""
+    windows = []
     for command in logged(server):
         match command:
             case ["PEXPIREAT", key, ends] if key == f"bull:{queue}:limiter":
-                found.append((int(ends) - duration, 0))
+                windows.append((int(ends) - duration, 0))
             case ["XADD", key, _id, "event", "active", *_] if key == f"bull:{queue}:events":
-                assert found, "a job was started outside of any window"
-                found[-1] = (found[-1][0], found[-1][1] + 1)
-    return found
+                assert windows, "a job was started outside of any window"
+                windows[-1] = (windows[-1][0], windows[-1][1] + 1)
+    return windows
 
 
 async def starts_of(client, queue):
@@ -63,13 +63,13 @@ async def starts_of(client, queue):
 
 
 def windows_opened_by(starts, duration):
-    """The same windows for those who keep no account: one opens with the first start after the last has ended."""
-    found = []
+    """The same windows where nobody records them: one opens with the first start after the last has ended."""
+    windows = []
     for start in starts:
-        if not found or start - found[-1][0] >= duration:
-            found.append((start, 0))
-        found[-1] = (found[-1][0], found[-1][1] + 1)
-    return found
+        if not windows or start - windows[-1][0] >= duration:
+            windows.append((start, 0))
+        windows[-1] = (windows[-1][0], windows[-1][1] + 1)
+    return windows
 
 
 def fullest(windows):
@@ -248,7 +248,7 @@ class Shop:
 async def shop(url, directory, *limits, concurrency=10, queue="work", **worker):
     self = Shop()
     jobs = JobTypes()
-    policy = RetryPolicy(base=0.1, cap=1, attempts=1)  # a spent attempt would end the job: waiting must not
+    policy = RetryPolicy(base=0.1, cap=1, attempts=1)  # a consumed attempt would end the job: waiting must not
     jobs.register(name="work", payload=Work, handler=self.work, queue=queue, retry=policy)
     directory.mkdir(parents=True, exist_ok=True)
     store = open_store(f"sqlite:///{directory / 'shop.db'}")
@@ -272,8 +272,7 @@ def p95(values):
 async def test_light_tenant_waits_no_longer_behind_a_heavy_one(redis_url, tmp_path, scale, figures):
     """A heavy tenant adds far more than the workers can do, all the time; a light one now and then a job.
 
-    They are compared with those of a light tenant that is alone at the same moments: whatever else the machine does
-    slows both.
+    Its waits are compared with those of a light tenant that is alone at the same time: other load slows both.
     """
     light, seconds, concurrency = scale(20, 100), 0.3, 10
     client = worker_client(redis_url, AutoPipeline)
@@ -296,7 +295,7 @@ async def test_light_tenant_waits_no_longer_behind_a_heavy_one(redis_url, tmp_pa
 
         flooding = asyncio.create_task(flood())
         await until(lambda: len(at.added) >= 200, 20, "a backlog of the heavy tenant")
-        waits = await asyncio.gather(*(trickle(one, jobs) for one in (at, *others)))
+        waits = await asyncio.gather(*(trickle(tenant, jobs) for tenant in (at, *others)))
         flooding.cancel()
         return waits, len(at.added) - jobs
 
@@ -324,7 +323,7 @@ async def test_light_tenant_waits_no_longer_behind_a_heavy_one(redis_url, tmp_pa
     )
     assert 0 < heavy_done < heavy / 2, "the heavy tenant gets its share and no more"
     assert p95(naive) > 4 * p95(alone), "first come first served would have done as well"
-    # On a busy machine both wait for the machine too; what the heavy tenant adds is small beside what it would add.
+    # On a busy machine both wait for it too; what the heavy tenant adds is small beside what it would add.
     assert p95(fair) - p95(alone) < (p95(naive) - p95(alone)) / 4
     usual = statistics.median
     assert usual(fair) - usual(alone) < (usual(naive) - usual(alone)) / 4
@@ -406,7 +405,7 @@ async def test_a_booked_turn_is_kept_for_its_job_and_paid_once(redis_url):
 
 
 async def test_tenant_over_budget_keeps_its_rate_order_and_attempts(redis_url, tmp_path, figures):
-    """No starvation, no herd, no attempt spent: every job of the heavy tenant runs, in turn, at the rate."""
+    """No starvation, no herd, no attempt consumed: every job of the heavy tenant runs, in turn, at the rate."""
     rate, burst, jobs = 12.0, 3, 40
     client = producer_client(redis_url)
     async with shop(redis_url, tmp_path, tenant_limit(client, rate, burst), concurrency=1) as at:
@@ -417,7 +416,7 @@ async def test_tenant_over_budget_keeps_its_rate_order_and_attempts(redis_url, t
             job.attemptsStarted for key in keys if (job := await at.producer.queue("work").getJob(f"work.{key}"))
         ]
     await client.aclose()
-    assert at.attempts == {1}, "an attempt was spent on waiting"
+    assert at.attempts == {1}, "waiting consumed an attempt"
     assert all(len(times) == 1 for times in at.started.values())
     ordered = sorted(starts)
     # In any stretch of time: at most the burst and what the rate gives. A start is seen a moment after its turn,
@@ -493,7 +492,7 @@ async def test_turns_that_nobody_could_take_do_not_come_back_as_a_herd(redis_url
     limit = tenant_limit(client, 20, 1)
     waits = {f"job-{n}": await limit.turn("heavy", f"job-{n}") for n in range(20)}
     assert sorted(waits, key=waits.__getitem__) == list(waits)
-    await asyncio.sleep(away)  # nobody works, and every turn passes
+    await asyncio.sleep(away)  # no worker runs, and every turn passes
     began = time.monotonic()
     again = [await limit.turn("heavy", job) for job in waits if waits[job] > 0]
     due_since = (time.monotonic() - began) * 20  # asking takes time, in which more come due

@@ -1,4 +1,4 @@
-"""The relay against every bus: a bus that is down costs nobody an attempt, whoever else is in the batch."""
+"""The relay against every bus: a bus that is down consumes no attempt, whoever else is in the batch."""
 
 import asyncio
 import uuid

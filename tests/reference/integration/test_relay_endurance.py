@@ -1,4 +1,4 @@
-"""What must not end a relay, nor cost an event that is innocent of it an attempt: on SQLite and on PostgreSQL."""
+"""What must neither end a relay nor consume an attempt of an innocent event, on SQLite and PostgreSQL."""
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,7 +22,7 @@ SOON = RetryPolicy(base=0.01, cap=0.02, attempts=3)
 
 
 class Sink:
-    """Accepts what `verdict` has nothing against."""
+    """Accepts what `verdict` does not refuse."""
 
     def __init__(self, verdict=lambda _: None):
         self.verdict = verdict
@@ -142,8 +142,8 @@ async def test_whatever_an_error_says_the_relay_goes_on_and_publishes_the_others
     assert await discard(store, ["bad"], "by hand \x00 \ud800") == 1
 
 
-async def test_what_was_published_is_written_down_whatever_is_wrong_with_the_rest(store):
-    """The store refuses the note about the failed event: the published ones are settled all the same."""
+async def test_what_was_published_is_recorded_whatever_is_wrong_with_the_rest(store):
+    """The store refuses the note about the failed event: the published ones are still settled."""
     await put(store, event("good"), event("bad"))
     good, bad = await claim(store, "w", 10, 30)
     unstorable = Failure(bad.position, "because", None, consume_attempt="?")

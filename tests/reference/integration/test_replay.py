@@ -54,8 +54,8 @@ def effect_of(consumer):
 
 async def applied(store, consumer):
     async with read(store) as connection:
-        found = select(effects.c.event).where(effects.c.consumer == consumer).order_by(effects.c.number)
-        return list((await connection.execute(found)).scalars())
+        query = select(effects.c.event).where(effects.c.consumer == consumer).order_by(effects.c.number)
+        return list((await connection.execute(query)).scalars())
 
 
 def event(n):
@@ -159,8 +159,8 @@ async def test_a_failing_event_holds_its_subject_and_is_reported(store):
 async def test_a_range_is_chosen_by_position_by_time_or_by_id(store):
     await publish(store, 10, lambda _c, _e: False)
 
-    async def ids(found):
-        return [e.id async for e in found]
+    async def ids(events):
+        return [e.id async for e in events]
 
     now = datetime.now(UTC)
     assert await ids(logged(store, batch=3)) == ALL[:10]

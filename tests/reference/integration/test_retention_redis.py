@@ -49,7 +49,7 @@ async def test_failed_jobs_cost_redis_nothing_lasting_where_the_default_keeps_th
     server, number = make_redis(), scale(300, 2_000)
 
     def kept_bytes(queue):
-        """What the queue's keys occupy, by the server's own account; its total also counts every connection.
+        """The memory of the queue's keys, by the server's own count; its total includes every connection.
         Without the event stream, which BullMQ bounds at 10,000 entries whatever happens."""
         with server.client() as client:
             keys = [key for key in client.scan_iter(f"bull:{queue}:*") if not key.endswith(":events")]
@@ -108,7 +108,7 @@ async def test_results_that_left_redis_are_answered_from_the_database(redis_url,
     evicted = sum(job is None for job in in_redis)
     assert evicted == number - keep, "a waiter that asks Redis finds nothing: the naive answer is lost"
     assert counts["completed"] == keep
-    assert [found.result for found in stored if found] == [{"square": n**2} for n in range(number)]
+    assert [row.result for row in stored if row] == [{"square": n**2} for n in range(number)]
     figures("retention", name="evicted-results", jobs=number, evicted=evicted, answered_from_database=len(stored))
 
 

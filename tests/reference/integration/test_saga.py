@@ -146,7 +146,7 @@ async def test_transient_errors_are_retried_under_one_key_then_compensated(store
     assert keys.isdisjoint({ctx.key for ctx in world.contexts["a"]})
 
 
-async def test_rate_limit_waits_as_told_and_spends_no_attempt(store):
+async def test_rate_limit_waits_as_told_and_consumes_no_attempt(store):
     busy = [RateLimited(retry_after=0.01) for _ in range(2)]
     world = World(a=[*busy, {"id": 1}])
     runner = await started(store, Saga("trip", [world.step("a", retry=RetryPolicy(attempts=1, max_age=60))]))
@@ -221,13 +221,13 @@ async def test_undo_that_gives_up_waits_for_a_human_who_marks_it_undone(store):
     await saga_repair.mark(store, "s1", "b", "undone", by="ann", note="refunded in the bank's portal")
     assert (await settled(runner)).state == "compensated"
     assert world.calls[-1] == "undo a"
-    told = [row for row in await saga_store.history(store, "s1") if row.actor == "ann"]
-    assert [(row.step, row.event, row.detail) for row in told] == [
+    rows = [row for row in await saga_store.history(store, "s1") if row.actor == "ann"]
+    assert [(row.step, row.event, row.detail) for row in rows] == [
         ("b", "repair: undone by hand", "refunded in the bank's portal")
     ]
 
 
-async def test_repair_retry_gives_the_attempts_back(store):
+async def test_repair_retry_restores_the_attempts(store):
     world = World(b=[Permanent("no")], **{"undo b": [Permanent("closed"), {}]})
     runner = await started(store, Saga("trip", [world.step("a"), world.step("b")]))
     assert (await settled(runner)).state == "needs_repair"
@@ -330,7 +330,7 @@ async def test_runner_leaves_sagas_it_does_not_know_to_others(store):
     assert (await settled(first)).state == "completed"
 
 
-async def test_stop_finishes_the_step_and_hands_the_saga_back_at_once(store):
+async def test_stop_finishes_the_step_and_releases_the_saga_at_once(store):
     world = World()
     saga = Saga("trip", [world.step("a"), world.step("b")])
     runner = await started(store, saga)
@@ -416,10 +416,10 @@ async def test_timeline_names_who_when_and_why_without_secrets(store):
     rows = await saga_store.history(store, "s1")
     assert [row.at for row in rows] == sorted(row.at for row in rows)
     assert {row.actor for row in rows} == {"caller", runner.owner}
-    told = " ".join(str(row.detail) for row in rows) + str(saga.error)
-    assert "declined" in told
+    details = " ".join(str(row.detail) for row in rows) + str(saga.error)
+    assert "declined" in details
     for secret in ("4242 4242", "ann@example.com", "abc.def"):
-        assert secret not in told
+        assert secret not in details
 
 
 async def test_looking_for_due_sagas_does_not_read_the_ended_ones(store):
@@ -604,7 +604,7 @@ async def test_a_woken_runner_starts_a_new_saga_long_before_its_next_poll(store)
 
 
 async def test_a_job_per_saga_drives_it_on_bullmq_and_its_waits_consume_no_attempt(store, redis_url):
-    """As the page says: no `run_forever` here, and jobs as anybody adds them, without attempts."""
+    """As the page says: no `run_forever`, and plain jobs without attempts."""
     world = World(pay=[RateLimited("slow down", retry_after=0.1), Transient("503"), {"id": 7}], ship=[Permanent("no")])
     runner = await started(store, Saga("trip", [world.step("pay"), world.step("ship")]))
 
@@ -689,9 +689,9 @@ async def test_a_full_connection_limit_delays_sagas_and_costs_no_attempt_and_no_
     finally:
         runner.stop()
         await running
-    told = {line.event for n in range(20) for line in await saga_store.history(admin, f"s-{n}")}
-    assert {each.state for each in await saga_store.list_sagas(admin)} == {"completed"}, told
-    assert "taken over" not in told
+    history = {line.event for n in range(20) for line in await saga_store.history(admin, f"s-{n}")}
+    assert {each.state for each in await saga_store.list_sagas(admin)} == {"completed"}, history
+    assert "taken over" not in history
     await close(store)
     await close(admin)
 
@@ -700,8 +700,8 @@ async def test_a_full_connection_limit_delays_sagas_and_costs_no_attempt_and_no_
 @pytest.mark.parametrize(
     ("step", "postgres", "sqlite"), [(SagaStep, 1.5, 1.0), (DbStep, 22.0, 38.0)], ids=["outside", "inside"]
 )
-async def test_a_saga_waits_for_the_store_a_few_times_only(store, monkeypatch, step, postgres, sqlite):
-    """For answers of the server, or changes of threads: a runner's rate comes from it, on any machine."""
+async def test_a_saga_waits_for_the_store_only_a_few_times(store, monkeypatch, step, postgres, sqlite):
+    """Its waits for the server and for other threads set a runner's rate, on any machine."""
     count, waits = 64, 0
 
     async def nothing(ctx, tx=None):

@@ -184,19 +184,19 @@ async def test_the_slot_is_the_key_a_tick_delivered_again_takes_no_effect(servic
         await queue.remove(f"repeat:a:{slot}")
         await queue.add("tick", data, {"jobId": f"repeat:a:{slot}"})
         await until(queue.getCompletedCount, what="it is completed again")
-    assert [one for one in service.ran if one[1] == slot] == [("a", slot)]
+    assert [run for run in service.ran if run[1] == slot] == [("a", slot)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["skip", "queue"])
 async def test_a_tick_whose_predecessor_still_runs_is_skipped_or_waits(service, policy):
-    one = Schedule(f"o-{policy}", "tick", every=0.3, payload={"seconds": 0.8}, overlap=policy)
-    declared = service.schedules(one)
+    schedule = Schedule(f"o-{policy}", "tick", every=0.3, payload={"seconds": 0.8}, overlap=policy)
+    declared = service.schedules(schedule)
     await declared.apply(service.producer, service.store)
     queue = service.producer.queue("q")
     async with service.at_work(declared):
         await until(lambda: len(service.ran) >= 2, 20, "two long ticks")
-        await queue.removeJobScheduler(one.id)
+        await queue.removeJobScheduler(schedule.id)
 
         async def idle():
             left = await counts(queue)
@@ -215,12 +215,12 @@ async def test_a_tick_whose_predecessor_still_runs_is_skipped_or_waits(service, 
 
 @pytest.mark.parametrize("policy", ["run", "skip"])
 async def test_a_late_tick_runs_once_for_all_that_were_missed_or_not_at_all(service, policy):
-    one = Schedule(f"late-{policy}", "tick", every=0.3, when_late=policy)
-    declared = service.schedules(one)
+    schedule = Schedule(f"late-{policy}", "tick", every=0.3, when_late=policy)
+    declared = service.schedules(schedule)
     await declared.apply(service.producer, service.store)
-    pending = await service.next_slot(one.id)
-    await asyncio.sleep(1.2)  # nobody works: three more slots pass
-    assert (await service.apply(one)).unchanged == [one.id], "a restart does not drop the tick that is late"
+    pending = await service.next_slot(schedule.id)
+    await asyncio.sleep(1.2)  # no worker runs: three more slots pass
+    assert (await service.apply(schedule)).unchanged == [schedule.id], "a restart does not drop the tick that is late"
     # One at a time: on a slow machine the next tick would be noted before the late one, the first of all.
     async with service.at_work(declared, concurrency=1):
 
@@ -230,7 +230,7 @@ async def test_a_late_tick_runs_once_for_all_that_were_missed_or_not_at_all(serv
         await until(second, what="the tick after the late one")
     state = await service.state(declared)
     assert state.missed >= 2
-    assert ((one.id, pending) in service.ran) == (policy == "run")
+    assert ((schedule.id, pending) in service.ran) == (policy == "run")
 
 
 async def test_a_tick_that_its_successor_overtook_counts_as_run_and_not_as_missed_too(service):
@@ -276,7 +276,7 @@ async def test_schedules_come_back_after_redis_lost_them_and_never_touch_those_o
     await service.producer.redis.delete(f"bull:q:repeat:a:{slot}")
     assert (await declared.heal(service.producer, service.store)).written == ["a"]
     assert await counts(service.producer.queue("q")) == {"delayed": 1}
-    # A newer instance changed it: the older one keeps its hands off.
+    # A newer instance changed it: the older one leaves it alone.
     await service.apply(Schedule("a", "tick", cron="0 5 * * *"))
     newer = await service.next_slot("a")
     assert (await declared.heal(service.producer, service.store)).written == []
@@ -285,11 +285,11 @@ async def test_schedules_come_back_after_redis_lost_them_and_never_touch_those_o
 
 @pytest.mark.parametrize("when", [{"every": 1}, {"cron": "* * * * * *"}])
 async def test_a_slot_noted_by_a_clock_that_was_ahead_silences_nobody(service, when):
-    """As a worker an hour ahead left it that judged slots by its own clock: last and next slot in the future."""
-    one = Schedule("a", "tick", **when)
-    declared = service.schedules(one)
+    """As left by a worker an hour ahead that judged slots by its own clock: last and next slot in the future."""
+    schedule = Schedule("a", "tick", **when)
+    declared = service.schedules(schedule)
     await declared.apply(service.producer, service.store)
-    future = one.cadence.next_after((time.time() + 3600) * 1000)
+    future = schedule.cadence.next_after((time.time() + 3600) * 1000)
     row = {"id": "a", "last_slot": future, "ticks": 5, "missed": 0, "skipped": 0}
     async with begin(service.store) as tx:
         await tx.execute(insert(schedule_state).values(row))
@@ -309,7 +309,7 @@ async def test_a_slot_noted_by_a_clock_that_was_ahead_silences_nobody(service, w
     assert state.last_slot < future
 
 
-async def test_a_tick_on_its_way_while_the_next_one_starts_puts_the_count_back_by_nothing(service):
+async def test_a_tick_under_way_when_the_next_one_starts_does_not_set_the_count_back(service):
     """It had looked at the clock before the next slot came: that slot then counted as one of the future, the count
     went back behind it, and the tick after it reported it as missed although it had run."""
     first, slow, later, last = (Tick("a", slot, {"every": 0.3}) for slot in (600, 900, 1200, 1500))
@@ -324,31 +324,31 @@ async def test_a_tick_on_its_way_while_the_next_one_starts_puts_the_count_back_b
 
 async def test_ten_days_without_a_worker_are_counted_to_the_last_tick_while_the_loop_goes_on(service):
     """14,399 were reported as 10,000, and counting them held up the event loop for 3.4 s in a transaction."""
-    one = Schedule("a", "tick", cron="* * * * *")
+    schedule = Schedule("a", "tick", cron="* * * * *")
     missed, minute = 14_399, 60_000
     slot = int(time.time() * 1000) // minute * minute
     last = slot - (missed + 1) * minute
     row = {"id": "a", "last_slot": last, "ticks": 1, "missed": 0, "skipped": 0}
     async with begin(service.store) as tx:
         await tx.execute(insert(schedule_state).values(row))
-    tick = Tick("a", slot, {"cron": one.cron})
+    tick = Tick("a", slot, {"cron": schedule.cron})
     began = time.perf_counter()
-    one.cadence.missed(last, slot, 1)
+    schedule.cadence.missed(last, slot, 1)
     counting = time.perf_counter() - began
     began = time.perf_counter()
     for _ in range(100):
-        one.cadence.next_after(slot)
+        schedule.cadence.next_after(slot)
     asking = (time.perf_counter() - began) / 100
     await note_start(service.store, tick, clock_at(slot))
-    assert (await service.state(service.schedules(one))).missed == missed
+    assert (await service.state(service.schedules(schedule))).missed == missed
     async with read(service.store) as connection:
         known = [row.slot for row in await connection.execute(select(missed_slots).order_by("slot"))]
     assert known == list(range(slot - 1000 * minute, slot, minute)), "the latest are known by name"
-    assert counting < 0.02 * missed * asking, "as slow as asking for one slot after the other"
+    assert counting < 0.02 * missed * asking, "as slow as asking for each slot"
 
 
 async def test_a_changed_definition_counts_from_the_change(service):
-    """A nightly job becomes one of every second: the seconds since last night were never its slots."""
+    """A nightly job now runs every second: the seconds since last night were never its slots."""
     nightly = Schedule("a", "tick", cron="0 3 * * *")
     await service.apply(nightly)
     last = nightly.cadence.next_after((time.time() - 86_400) * 1000)
@@ -362,7 +362,7 @@ async def test_a_changed_definition_counts_from_the_change(service):
         await until(lambda: len(service.ran) >= 2, 20, "two ticks")
     state = await service.state(changed)
     assert state.missed <= time.monotonic() - began, "slots from before the change are reported as missed"
-    # Written again for another reason, it still counts from that change.
+    # Written again for another reason it still counts from that change.
     since = await service.since("a")
     await service.apply(Schedule("a", "tick", every=1, payload={"seconds": 0.1}))
     assert await service.since("a") == since > last
@@ -372,8 +372,8 @@ async def test_a_changed_definition_counts_from_the_change(service):
 
 
 async def test_a_slot_that_bullmq_computed_wrong_at_the_end_of_summer_time_is_put_right(service, monkeypatch):
-    one = Schedule("a", "tick", cron="0 3 * * *", tz="Europe/Berlin")
-    declared = service.schedules(one)
+    schedule = Schedule("a", "tick", cron="0 3 * * *", tz="Europe/Berlin")
+    declared = service.schedules(schedule)
     await declared.apply(service.producer, service.store)
     eve = int(datetime(2026, 10, 24, 12, tzinfo=ZoneInfo("Europe/Berlin")).timestamp() * 1000)
 
@@ -384,7 +384,7 @@ async def test_a_slot_that_bullmq_computed_wrong_at_the_end_of_summer_time_is_pu
     monkeypatch.setattr("bullmq.job_scheduler.time.time", lambda: eve / 1000)
     queue = service.producer.queue("q")
     await queue.removeJobScheduler("a")
-    await queue.upsertJobScheduler("a", {"pattern": one.cron, "tz": one.tz}, "tick", {}, {})
+    await queue.upsertJobScheduler("a", {"pattern": schedule.cron, "tz": schedule.tz}, "tick", {}, {})
     wrong = await service.next_slot("a") or 0
     assert (await declared.heal(service.producer, service.store)).written == ["a"]
     assert await service.next_slot("a") == wrong - 3_600_000

@@ -34,8 +34,8 @@ def payout(to, cents=100, name="payout"):
 async def tamper(setup, request, field, change):
     """What an intruder with a Redis shell does."""
     key = f"bull:payouts:{setup.producer.ref(request).id}"
-    found = await setup.producer.redis.hget(key, field)
-    changed = change(json.loads(found) if field == "data" else found)
+    stored = await setup.producer.redis.hget(key, field)
+    changed = change(json.loads(stored) if field == "data" else stored)
     await setup.producer.redis.hset(key, field, json.dumps(changed) if field == "data" else changed)
 
 

@@ -84,8 +84,8 @@ async def test_a_write_in_a_read_block_is_an_error_not_a_silent_rollback(store):
     ["SELECT * FROM missing", "SELEC 1", "INSERT INTO test_store_counters (id) VALUES (1)"],
     ids=["missing table", "syntax", "not null"],
 )
-async def test_a_wrong_statement_is_no_outage(store, statement):
-    """SQLite calls a missing table an OperationalError too: waiting for one would never end."""
+async def test_a_wrong_statement_is_not_an_outage(store, statement):
+    """SQLite calls a missing table an OperationalError too: waiting would never end."""
     with pytest.raises(DBAPIError) as raised:
         async with begin(store) as tx:
             await tx.execute(text(statement))
@@ -198,7 +198,7 @@ async def test_hops_and_transactions_take_turns_and_lose_no_update(store):
     assert await value(store) == 100
 
 
-async def test_cancelled_hops_give_their_turn_back(store):
+async def test_cancelled_hops_release_their_turn(store):
     await add(store)
 
     def slowly(tx):
@@ -317,9 +317,9 @@ def test_works_under_uvloop(store_url):
         await create_all(store)
         await add(store)
         await asyncio.gather(*(increment(store) for _ in range(20)))
-        found = await value(store)
+        answer = await value(store)
         await close(store)
-        return found
+        return answer
 
     assert uvloop.run(use()) == 20
 

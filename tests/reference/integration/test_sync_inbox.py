@@ -147,7 +147,7 @@ async def test_the_async_inbox_and_plain_connections_share_their_markers(store, 
 
 @pytest.mark.full
 def test_inside_djangos_atomic_blocks(tmp_path):
-    """In an environment of its own: Django is nothing that this repository needs."""
+    """In an environment of its own: this repository does not need Django."""
     uv, home = Path(sys.executable).with_name("uv"), tmp_path / "venv"
     for command in ([uv, "venv", "-q", home], [uv, "pip", "install", "-q", "--python", home, "django>=5.2"]):
         if subprocess.run(command, check=False).returncode:

@@ -24,10 +24,10 @@ STORES = ["sqlite", pytest.param("postgres", marks=pytest.mark.needs_postgres)]
 
 class Bus:
     def __init__(self):
-        self.told: list[str] = []
+        self.published: list[str] = []
 
     async def publish(self, events):
-        self.told += [event.id for event in events]
+        self.published += [event.id for event in events]
         return [None for _ in events]
 
 
@@ -82,7 +82,7 @@ async def test_what_commits_is_published_and_what_rolls_back_never_is(where, cre
     finally:
         await close(store)
     kept = [f"booking.{number}" for number in (1, 2, 4, 5, 7, 8)]
-    assert sorted(bus.told) == sorted([*kept, "booking.99"])
+    assert sorted(bus.published) == sorted([*kept, "booking.99"])
     assert rows == kept, "those for the calendar wait for a relay of its own"
 
 

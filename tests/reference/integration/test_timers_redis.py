@@ -20,8 +20,8 @@ async def test_an_interval_in_three_instances_runs_three_times_and_a_schedule_on
     async def runs(kind, *args):
         """How often each tick ran, while all instances were up; the first and the last tick are cut off."""
         instances = [spawn(PROGRAM, kind, redis_url, *args) for _ in range(INSTANCES)]
-        for one in instances:
-            await one.line("ready", 60)
+        for each in instances:
+            await each.line("ready", 60)
         with redis_server.client() as client:
             client.delete("reminders")
 
@@ -29,11 +29,11 @@ async def test_an_interval_in_three_instances_runs_three_times_and_a_schedule_on
                 return [str(tick) for tick in client.lrange("reminders", 0, -1)]
 
             await until(lambda: len(set(seen())) >= ticks + 2, 60, f"{ticks + 2} ticks")
-            found = seen()
-        for one in instances:
-            one.close()
-        order = list(dict.fromkeys(found))
-        return Counter(tick for tick in found if tick in order[1:-1])
+            ran = seen()
+        for each in instances:
+            each.close()
+        order = list(dict.fromkeys(ran))
+        return Counter(tick for tick in ran if tick in order[1:-1])
 
     naive = await runs("interval")
     ours = await runs("schedule", f"sqlite:///{tmp_path / 'timers.db'}")

@@ -125,7 +125,7 @@ async def test_the_jobs_of_a_flow_are_one_trace_and_waiting_is_no_error(redis_ur
     spans = exported.get_finished_spans()
     assert len({span.context.trace_id for span in spans if span.context}) == 1
     assert [span.name for span in spans] == ["send b", "process a", "process b", "process b"]
-    assert all(span.status.status_code is not StatusCode.ERROR for span in spans), "snoozing is no error"
+    assert all(span.status.status_code is not StatusCode.ERROR for span in spans), "snoozing is not an error"
 
 
 async def test_an_add_that_fails_is_an_error_in_the_trace(tmp_path, exported):
@@ -145,7 +145,7 @@ async def test_an_add_that_fails_is_an_error_in_the_trace(tmp_path, exported):
 def test_off_costs_a_few_microseconds_per_job_and_writes_nothing(figures):
     rounds = 20_000
     samples = []
-    for _ in range(5):  # the least of five: what it costs, not what the machine was doing besides
+    for _ in range(5):  # the least of five: its cost, without other load
         began = time.process_time()
         for _ in range(rounds):
             with tracing.enqueueing("a", "q", "a.1"):

@@ -61,8 +61,8 @@ async def test_a_job_nobody_knows_fails_at_once_where_the_if_else_worker_complet
         running = asyncio.create_task(worker.run())
 
         async def finished(queue=queue):
-            found = await queue.getJobCounts("completed", "failed")
-            return found if sum(found.values()) == len(BAD) + GOOD else None
+            counts = await queue.getJobCounts("completed", "failed")
+            return counts if sum(counts.values()) == len(BAD) + GOOD else None
 
         counts[name] = await until(finished, what=f"{name}: every job ended") or {}
         await worker.close()
@@ -75,7 +75,7 @@ async def test_a_job_nobody_knows_fails_at_once_where_the_if_else_worker_complet
     assert sorted(done["naive"]) == sorted([*good, "a"]), "and it ran data of a version it does not know"
     assert counts["typed"] == {"completed": GOOD, "failed": len(BAD)}
     assert done["typed"] == good, "neighbours go on"
-    assert runs["typed"] == len(BAD) + GOOD, "one run each: no attempt is spent on what can never pass"
+    assert runs["typed"] == len(BAD) + GOOD, "one run each: what can never pass consumes no attempt"
     figures(
         "typed-jobs",
         name="unknown and malformed jobs",

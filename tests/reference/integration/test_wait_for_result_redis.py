@@ -107,13 +107,13 @@ async def test_every_wait_resolves_at_any_gap_and_a_late_listener_sees_nothing(b
     resolved = 0
     async with bench.worker():
 
-        async def one(number):
+        async def wait(number):
             ref = await bench.add(number)
             await asyncio.sleep(gaps[number % len(gaps)])
             result = await bench.results.wait(ref, timeout=20)
             return result["number"]
 
-        answers = await asyncio.gather(*(one(number) for number in range(50)))
+        answers = await asyncio.gather(*(wait(number) for number in range(50)))
         resolved = sum(answer == number for number, answer in enumerate(answers))
 
         async def late(number):
@@ -168,7 +168,7 @@ async def test_a_wait_ends_in_time_and_leaves_nothing_behind(bench):
         assert await bench.results.wait(ref, timeout=20) == {"number": 1}, "the job was not harmed"
 
 
-async def test_a_wait_after_a_task_group_that_failed_is_a_wait_like_any_other(bench):
+async def test_a_wait_after_a_failed_task_group_is_a_wait_like_any_other(bench):
     """Python before 3.13 leaves the caller's task marked as cancelled: the wait raised CancelledError at once."""
 
     async def breaks():
@@ -184,7 +184,7 @@ async def test_a_wait_after_a_task_group_that_failed_is_a_wait_like_any_other(be
         assert await asyncio.create_task(caller()) == {"number": 1}
 
 
-async def test_a_cancelled_job_is_told_as_cancelled(bench):
+async def test_a_cancelled_job_is_reported_as_cancelled(bench):
     ref = await bench.add(1)
     await cancel(bench.producer.redis, bench.store, ref.queue, ref.id, "changed my mind")
     async with bench.worker():
@@ -206,7 +206,7 @@ async def test_a_restart_of_redis_during_the_wait_is_waited_out(own_redis, tmp_p
 @pytest.mark.slow
 @pytest.mark.needs_postgres
 async def test_two_thousand_waiters_survive_an_outage_of_the_database(redis_url, own_postgres):
-    """Redis has forgotten the jobs, so every waiter asks the database; it is away, then back."""
+    """Redis has forgotten the jobs, so every waiter asks the database, which is away, then back."""
     store = open_store(own_postgres.url)
     await create_all(store)
     producer = full_producer(job_types(), redis_url, timeout=10)

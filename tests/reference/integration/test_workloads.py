@@ -101,8 +101,8 @@ async def test_uploads_of_every_kind_become_graph_quiz_and_explanations(hall):
         for ref in refs:
             await hall.ends(ref, "completed")
     for ident in ("water-cycle", "plate-tectonics", "photosynthesis"):
-        found = await hall.read(db.document, ident)
-        assert (found.status, found.error) == ("ready", None)
+        row = await hall.read(db.document, ident)
+        assert (row.status, row.error) == ("ready", None)
         graph, quiz = await hall.read(db.graph, ident), await hall.read(db.quiz, ident)
         assert len(graph.concepts) >= 10
         assert len(quiz.questions) == 8
@@ -127,7 +127,7 @@ async def test_job_that_names_another_owner_finds_nothing(hall):
 
 
 class Frozen(LocalProvider):
-    """Stops for good after `parts` parts, as a worker does whose machine is switched off."""
+    """Stops for good after `parts` parts, like a worker whose machine is switched off."""
 
     def __init__(self, parts):
         super().__init__()
@@ -215,7 +215,7 @@ async def test_results_are_replaced_and_go_with_their_document(store):
         await db.save_graph(tx, "d", "first", graph)
         await db.save_graph(tx, "d", "second", graph)
         assert await db.graph(tx, "d", OWNER) == graph
-        assert [one.name for one in await db.documents_of(tx, OWNER)] == ["ab"]
+        assert [row.name for row in await db.documents_of(tx, OWNER)] == ["ab"]
         assert not await db.delete_document(tx, "d", "mallory")
         assert await db.delete_document(tx, "d", OWNER)
         assert await db.graph(tx, "d", OWNER) is None

@@ -1,4 +1,4 @@
-"""A later run goes on where the last one was; an earlier one that wakes up cannot save."""
+"""A run goes on where the last one was; an earlier one that wakes up cannot save."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

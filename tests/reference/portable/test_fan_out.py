@@ -32,8 +32,8 @@ def placed(order: str) -> Event:
 
 async def rows(store: AsyncEngine) -> list[tuple[str, str]]:
     async with read(store) as tx:
-        found = await tx.execute(select(outbox.c.destination, outbox.c.event_id).order_by(outbox.c.position))
-        return [(row.destination, row.event_id) for row in found]
+        sent = await tx.execute(select(outbox.c.destination, outbox.c.event_id).order_by(outbox.c.position))
+        return [(row.destination, row.event_id) for row in sent]
 
 
 async def test_all_queues_or_none_and_a_caller_that_retries_adds_nothing(store: AsyncEngine):

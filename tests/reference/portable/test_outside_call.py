@@ -1,4 +1,4 @@
-"""A call outside is made once, and one that nobody knows about is set aside."""
+"""A call outside is made once, and one of unknown outcome is set aside."""
 
 import sqlite3
 from pathlib import Path

@@ -24,11 +24,11 @@ class Jobs:
 
 
 def local(cron: str, start: datetime, count: int) -> list[str]:
-    cadence, found, slot = Cadence(cron, BERLIN), [], start.timestamp() * 1000
+    cadence, times, slot = Cadence(cron, BERLIN), [], start.timestamp() * 1000
     for _ in range(count):
         slot = cadence.next_after(slot)
-        found.append(datetime.fromtimestamp(slot / 1000, ZoneInfo(BERLIN)).strftime("%d. %H:%M"))
-    return found
+        times.append(datetime.fromtimestamp(slot / 1000, ZoneInfo(BERLIN)).strftime("%d. %H:%M"))
+    return times
 
 
 def test_a_time_that_the_clock_skips_runs_once_and_one_that_comes_twice_too():

@@ -11,14 +11,14 @@ from studyhall.patterns.shutdown import WorkerDied, run_until_signalled
 
 class Worker:
     def __init__(self, *, dies: bool = False) -> None:
-        self.told, self._end, self._dies = list[float](), asyncio.Event(), dies
+        self.graces, self._end, self._dies = list[float](), asyncio.Event(), dies
 
     async def run(self) -> None:
         if not self._dies:
             await self._end.wait()
 
     async def drain(self, grace: float) -> list[str]:
-        self.told.append(grace)
+        self.graces.append(grace)
         self._end.set()
         return ["job-7"]
 
@@ -29,7 +29,7 @@ async def test_a_signal_drains_with_the_grace_and_tells_what_was_released():
 
     worker = Worker()
     assert await run_until_signalled([worker], grace=3, on_ready=ready) == ["job-7"]
-    assert worker.told == [3]
+    assert worker.graces == [3]
 
 
 async def test_a_worker_that_died_does_not_leave_a_process_that_does_nothing():

@@ -8,7 +8,7 @@ import pytest
 from studyhall.patterns.stall_budget import CrashLoop, crash_budget
 
 
-async def test_a_job_is_given_up_after_so_many_crashes_and_not_before():
+async def test_a_job_is_given_up_after_its_crash_budget_and_not_before():
     async def work(run: Any) -> str:
         return "done"
 

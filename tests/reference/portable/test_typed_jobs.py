@@ -1,4 +1,4 @@
-"""What a job carries is checked on both sides; nobody's data is quoted."""
+"""What a job carries is checked on both sides; no data is quoted."""
 
 import json
 from typing import Any

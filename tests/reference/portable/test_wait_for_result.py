@@ -31,7 +31,7 @@ def ref(ident: str) -> JobRef:
     return JobRef("mails", "mail", ident, ident)
 
 
-async def test_every_end_is_told(redis: Redis):
+async def test_every_end_is_reported(redis: Redis):
     results = Results(Stream(), redis)
     for ident, fields in {
         "done": {"name": "mail", "returnvalue": '{"sent": 3}'},

@@ -1,4 +1,4 @@
-"""The one loop of this project: rounds that outlive their errors and end when they are told to."""
+"""The one loop of this project: rounds that survive errors and end when told to."""
 
 import asyncio
 import time

@@ -14,7 +14,7 @@ from studyhall.patterns.retry import decide
 
 
 async def test_hung_work_charges_once_where_a_race_leaves_zombies_that_charge_too(figures):
-    """Three attempts, the first two too slow. The naive twin only stops waiting: they charge later all the same."""
+    """Three attempts, the first two too slow. The naive twin only stops waiting: they still charge later."""
     policy = RetryPolicy(base=0.001, cap=0.001, attempts=3)
 
     async def run(stop):

@@ -55,7 +55,7 @@ def test_a_recorded_request_is_worthless_soon(age, fate):
 
 
 @pytest.mark.parametrize("timestamp", ["nan", "inf", "-inf", "", "1e400", "now"])
-def test_a_signed_timestamp_that_is_no_time_is_refused(timestamp):
+def test_a_signed_timestamp_that_is_not_a_time_is_refused(timestamp):
     assert refused(timestamp)
 
 
@@ -93,7 +93,7 @@ def test_a_command_is_read_and_its_token_is_not_shown():
         command(id="x" * 101),
     ],
 )
-def test_what_is_no_command_is_one_error(body):
+def test_anything_but_a_command_is_one_error(body):
     with pytest.raises(Unreadable):
         parse(body)
 

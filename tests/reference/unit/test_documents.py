@@ -85,11 +85,11 @@ def stored(tmp_path):
     ],
 )
 def test_each_sample_gives_its_title_and_its_prose(name, kind, title, start):
-    found = extract(SAMPLES / name)
-    assert (found.kind, found.title) == (kind, title)
-    assert start in found.text
-    assert 600 <= len(found.text.split()) <= 900
-    assert (found.pages == 2) if kind is Kind.PDF else (found.pages is None and len(found.sections) == 7)
+    doc = extract(SAMPLES / name)
+    assert (doc.kind, doc.title) == (kind, title)
+    assert start in doc.text
+    assert 600 <= len(doc.text.split()) <= 900
+    assert (doc.pages == 2) if kind is Kind.PDF else (doc.pages is None and len(doc.sections) == 7)
 
 
 def test_sentences_cut_by_the_margin_of_a_pdf_are_whole_again():
@@ -103,17 +103,17 @@ def test_type_is_decided_by_the_bytes_not_the_name(stored, name):
 
 
 def test_markdown_loses_its_marks_and_keeps_its_words(stored):
-    found = extract(
+    doc = extract(
         stored(
             b"---\nlayout: page\n---\n# Tides *rise*\n\nThe **Moon** pulls `water`, see [here](http://x.example/a).\n"
             b"Wrapped line.\n\n- first item\n- [ ] second item\n\n> quoted words\n\n"
             b"Pull of the Sun\n---\n\nIt helps.\n"
         )
     )
-    assert (found.kind, found.title) == (Kind.MARKDOWN, "Tides rise")
-    assert "The Moon pulls water, see here. Wrapped line." in found.text
-    assert "first item\n\nsecond item\n\nquoted words" in found.text
-    assert [section.heading for section in found.sections] == ["Tides rise", "Pull of the Sun"]
+    assert (doc.kind, doc.title) == (Kind.MARKDOWN, "Tides rise")
+    assert "The Moon pulls water, see here. Wrapped line." in doc.text
+    assert "first item\n\nsecond item\n\nquoted words" in doc.text
+    assert [section.heading for section in doc.sections] == ["Tides rise", "Pull of the Sun"]
 
 
 def test_word_document_with_translated_styles_boxes_and_deletions(stored):
@@ -128,23 +128,23 @@ def test_word_document_with_translated_styles_boxes_and_deletions(stored):
     )
     style = '<w:style w:styleId="berschrift1"><w:name w:val="heading 1"/></w:style>'
     styles = f'<w:styles xmlns:w="{WORD}">{style}</w:styles>'
-    found = extract(stored(docx(body, main="word/document2.xml", styles=styles)))
-    assert [section.heading for section in found.sections] == ["Ebbe und Flut"]
-    assert "Der Mond zieht." in found.text
-    assert found.text.count("In a box.") == 1
-    assert "weg" not in found.text
+    doc = extract(stored(docx(body, main="word/document2.xml", styles=styles)))
+    assert [section.heading for section in doc.sections] == ["Ebbe und Flut"]
+    assert "Der Mond zieht." in doc.text
+    assert doc.text.count("In a box.") == 1
+    assert "weg" not in doc.text
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1", "cp1252"])
 def test_text_files_of_every_common_encoding(stored, encoding):
-    said = "Crème brûlée über Zürich, señor. Déjà vu!"
-    found = extract(stored(said.encode(encoding)))
-    assert (found.kind, found.text) == (Kind.TEXT, said)
+    text = "Crème brûlée über Zürich, señor. Déjà vu!"
+    doc = extract(stored(text.encode(encoding)))
+    assert (doc.kind, doc.text) == (Kind.TEXT, text)
 
 
 def test_text_never_holds_what_databases_refuse(stored):
-    said = "Bell\x07, \x1b[0m escape, zero\u200bwidth, fine. " + "Otherwise it is ordinary prose. " * 10
-    assert extract(stored(said.encode())).text.startswith("Bell, [0m escape, zerowidth, fine. Otherwise")
+    text = "Bell\x07, \x1b[0m escape, zero\u200bwidth, fine. " + "Otherwise it is ordinary prose. " * 10
+    assert extract(stored(text.encode())).text.startswith("Bell, [0m escape, zerowidth, fine. Otherwise")
 
 
 def test_pdf_that_only_forbids_printing_is_read(stored):
@@ -383,13 +383,13 @@ ANY_SPEED = settings(max_examples=150, deadline=None, suppress_health_check=list
 def read_or_refuse(path, content):
     path.write_bytes(content)
     try:
-        found = extract(path)
+        doc = extract(path)
     except Permanent:
         return
-    found.text.encode("utf-8")  # no lone surrogates
-    assert "\0" not in found.text
-    assert found.title
-    assert any(character.isalpha() for character in found.text)
+    doc.text.encode("utf-8")  # no lone surrogates
+    assert "\0" not in doc.text
+    assert doc.title
+    assert any(character.isalpha() for character in doc.text)
 
 
 @ANY_SPEED

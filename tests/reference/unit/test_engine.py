@@ -33,7 +33,7 @@ from studyhall.patterns.engine import server as engine
 
 @pytest.fixture
 def ensure(monkeypatch):
-    """`ensure_redis` whose servers are given up, and seen to end, after the test."""
+    """`ensure_redis`; its servers are released, and seen to end, after the test."""
     monkeypatch.delenv("REDIS_URL", raising=False)
     used = []
 
@@ -170,23 +170,23 @@ def test_started_server_listens_on_loopback_alone(ensure, tmp_path):
 
 def addresses_of_this_machine():
     try:
-        found = socket.getaddrinfo(socket.gethostname(), None, proto=socket.IPPROTO_TCP)
+        infos = socket.getaddrinfo(socket.gethostname(), None, proto=socket.IPPROTO_TCP)
     except OSError:
         return []
-    return [info for info in found if not ipaddress.ip_address(info[4][0]).is_loopback]
+    return [info for info in infos if not ipaddress.ip_address(info[4][0]).is_loopback]
 
 
 def listeners(port):
     """Every local address the kernel lists as listening on this port."""
-    found = set()
+    hosts = set()
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         address, number = line.split()[1].split(":")
         if line.split()[3] == "0A" and int(number, 16) == port:
-            found.add(str(ipaddress.ip_address(int.from_bytes(bytes.fromhex(address), "little"))))
+            hosts.add(str(ipaddress.ip_address(int.from_bytes(bytes.fromhex(address), "little"))))
     for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]:
         if line.split()[3] == "0A" and int(line.split()[1].split(":")[1], 16) == port:
-            found.add("IPv6")
-    return found
+            hosts.add("IPv6")
+    return hosts
 
 
 def test_two_directories_are_two_servers(ensure, tmp_path):
@@ -212,8 +212,8 @@ def test_unwritable_directory_is_named(ensure, tmp_path):
 
 
 def test_server_that_ends_at_once_shows_its_log(ensure, tmp_path, monkeypatch):
-    said = 'case "$1" in --version) echo "v=7.2.0";; *) echo "out of luck" >> server.log; exit 1;; esac'
-    script(tmp_path / "bin", "redis-server", said)
+    body = 'case "$1" in --version) echo "v=7.2.0";; *) echo "out of luck" >> server.log; exit 1;; esac'
+    script(tmp_path / "bin", "redis-server", body)
     monkeypatch.setattr(engine.shutil, "which", which_in(tmp_path / "bin"))
     with pytest.raises(engine.DidNotStart, match=r"(?s)ended at once 3 times.*out of luck"):
         ensure(tmp_path / "data")
@@ -222,7 +222,9 @@ def test_server_that_ends_at_once_shows_its_log(ensure, tmp_path, monkeypatch):
 # ---- what a configured server is told
 
 
-def test_evicting_and_forgetful_server_is_a_warning_whose_command_mends_it(ensure, tmp_path, make_redis, caplog):
+def test_evicting_and_forgetful_server_is_a_warning_with_the_command_that_fixes_it(
+    ensure, tmp_path, make_redis, caplog
+):
     real = make_redis(maxmemory_policy="allkeys-lru", appendonly="no")
     server = ensure(tmp_path, real.url)
     assert len(server.warnings) == 2
@@ -321,7 +323,7 @@ def test_other_protocol_is_told_from_redis(ensure, tmp_path):
 
 
 def test_server_older_than_6_2_is_refused(ensure, tmp_path):
-    """No such old server can be installed any more, so this one is played. Like Redis 5 it knows no HELLO."""
+    """No such old server can be installed any more, so this one is simulated. Like Redis 5 it knows no HELLO."""
     for old in ("5.0.7", "6.0.16"):
         with (
             answering(play_redis(old)) as port,
@@ -349,7 +351,7 @@ def play_redis(version):
 
 
 class answering:
-    """A port whose every connection is handled by `talk`."""
+    """A port where `talk` handles every connection."""
 
     def __init__(self, talk):
         self._talk = talk

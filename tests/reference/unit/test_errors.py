@@ -1,4 +1,4 @@
-"""Words about an error can be stored and sent anywhere, whatever the error is."""
+"""The text of an error can be stored and sent anywhere, whatever the error is."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ def test_text_is_cut_with_a_mark_and_lines_stay_lines():
     assert clean_text("a" * 9, limit=5) == "aaaaa…"
 
 
-def test_an_error_that_cannot_say_what_it_is_is_named_by_its_class():
+def test_an_error_without_a_message_is_named_by_its_class():
     assert describe(Mute()) == "Mute"
     assert describe(ValueError()) == "ValueError"
     assert describe(ValueError("a\x00b")) == "a\ufffdb"

@@ -133,7 +133,7 @@ async def test_pauses_grow_and_end_with_stop():
     assert gaps[1] >= 0.19
 
 
-def test_quarantine_shows_what_was_on_the_wire_even_if_it_is_no_event():
+def test_quarantine_shows_what_was_on_the_wire_even_if_it_is_not_an_event():
     entry = Quarantined("1", "order", "not json", "malformed", 1, datetime.now(UTC))
     assert entry.event is None
     assert dataclasses.replace(entry, body=EVENT.encode().decode()).event == EVENT

@@ -122,17 +122,17 @@ async def test_a_mail_that_was_refused_for_one_address_was_not_taken():
 
 
 async def test_all_receivers_are_tried_whichever_fail():
-    receiver, told = Receiver(500), list[str]()
+    receiver, events = Receiver(500), list[str]()
     async with listening(receiver) as port:
         send = senders.to_all(
             senders.webhook(f"http://127.0.0.1:{port}/"),
             senders.webhook("http://127.0.0.1:1/"),
-            senders.tracker(told.append),
+            senders.tracker(events.append),
         )
         with pytest.raises(ExceptionGroup, match="2 of 3"):
             await send(RAISED)
-        await senders.tracker(told.append)(CLEARED)
-    assert told == [senders.headline(RAISED)]
+        await senders.tracker(events.append)(CLEARED)
+    assert events == [senders.headline(RAISED)]
     assert len(receiver.requests) == 1
 
 
@@ -186,7 +186,7 @@ async def test_a_receiver_is_named_by_one_address():
 
 
 @pytest.mark.parametrize("url", ["ftp://secret@host/", "smtp://user:secret@host/", "https:", "secret"])
-def test_an_address_that_is_none_is_refused_without_being_shown(url):
+def test_an_invalid_address_is_refused_without_being_shown(url):
     with pytest.raises(ValueError, match="is not one of") as refused:
         senders.sender(url)
     assert "secret" not in str(refused.value).replace("'secret'", "")

@@ -58,13 +58,13 @@ async def test_a_dead_dependency_gets_its_normal_load_and_little_more(figures):
 
 async def test_the_pause_is_spread_over_its_whole_length_also_at_the_cap():
     async def pauses():
-        found = []
+        every = []
         for _ in range(8):
             dependency = Dependency(*(Transient("x") for _ in range(3)))
             await call(dependency, attempts=4, base=0.2, cap=0.2)
             gaps = [after - before for before, after in zip(dependency.calls, dependency.calls[1:], strict=False)]
-            found += gaps
-        return found
+            every += gaps
+        return every
 
     gaps = [gap for many in await asyncio.gather(*(pauses() for _ in range(20))) for gap in many]
     short = sum(gap < 0.1 for gap in gaps) / len(gaps)

@@ -62,16 +62,16 @@ async def test_errors_keep_their_class_and_what_they_carry(pool, work, how, kind
     assert type(caught.value) is kind
     assert {name: getattr(caught.value, name) for name in attributes} == attributes
     assert "isolated_work.py" in caught.value.__notes__[0], "the child's stack is kept"
-    assert await pool.run(work.add, 1, 1) == 2, "an error is no reason to lose the child"
+    assert await pool.run(work.add, 1, 1) == 2, "an error does not cost the child"
 
 
-async def test_an_error_that_cannot_travel_is_told_in_words(pool, work):
+async def test_an_error_that_cannot_travel_is_described_in_words(pool, work):
     with pytest.raises(IsolatedError, match="fail raised Awkward: awkward indeed"):
         await pool.run(work.fail, "awkward")
 
 
 async def test_a_result_that_cannot_travel_is_permanent(pool, work):
-    """Transient would do the work again, and again in vain."""
+    """Transient would repeat the work in vain."""
     with pytest.raises(Permanent, match="cannot be sent back"):
         await pool.run(work.unsendable)
     async with SubprocessPool(1, max_result_bytes=1 << 20) as small:
@@ -116,7 +116,7 @@ async def test_a_warm_call_costs_little(pool, work, figures):
 
 
 async def test_waiting_for_a_free_process_is_not_charged_to_the_deadline(work):
-    """Six calls of 0.3 s one after another, each with a limit of 2 s less than their sum: none is late by itself."""
+    """Six calls of 0.3 s in turn, each with a limit of 2 s less than their sum: none is late by itself."""
     async with SubprocessPool(1) as pool:
         await pool.run(work.add, 1, 1)  # the child is there
 

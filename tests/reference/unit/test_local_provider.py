@@ -94,8 +94,8 @@ async def test_graph_is_connected(name):
 
 async def test_links_are_things_the_text_says():
     graph = await graph_of(TEXTS["water-cycle"])
-    said = {(link.source, link.label, link.target) for link in graph.links}
-    assert {("rivers", "carry", "runoff"), ("glacier", "stores", "water")} <= said
+    links = {(link.source, link.label, link.target) for link in graph.links}
+    assert {("rivers", "carry", "runoff"), ("glacier", "stores", "water")} <= links
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -108,7 +108,7 @@ async def test_questions_can_be_answered_from_the_text(name):
         assert question.answer.lower() in question.source.lower()
         assert question.prompt.replace("_____", question.answer).lower() == question.source.lower()
         assert len(question.choices) == 4
-        # A wrong choice that stands in the sentence would be a give-away, or right as well.
+        # A wrong choice from the sentence would give the answer away, or be right too.
         for wrong in set(question.choices) - {question.answer}:
             assert f" {wrong.lower()} " not in f" {question.prompt.lower()} "
 
@@ -126,7 +126,7 @@ async def test_answers_are_not_always_in_the_same_place():
 async def test_explanations_quote_sentences_that_name_both_concepts(name):
     graph = await graph_of(TEXTS[name])
     made = await LocalProvider().explain(graph.links, TEXTS[name], **Steps().options())
-    assert [(one.source, one.target) for one in made] == [(link.source, link.target) for link in graph.links]
+    assert [(row.source, row.target) for row in made] == [(link.source, link.target) for link in graph.links]
     for explanation in made:
         assert explanation.quotes
         quoted = " ".join(explanation.quotes).lower()
@@ -269,5 +269,5 @@ def test_sentences_end_where_a_reader_would_end_them():
     ]
 
 
-def test_headings_are_no_sentences():
+def test_headings_are_not_sentences():
     assert sentences("The water cycle\n\nWater moves all the time.") == ["Water moves all the time."]

@@ -85,8 +85,8 @@ async def test_what_no_step_provides_says_which_step_does():
         try:
             await ctx.progress("printing", 10)
         except MissingStep as missing:
-            said.append(str(missing))
+            errors.append(str(missing))
 
-    said = []
+    errors = []
     await Pipeline(plain(Label, reports))(job({"parcel": "a"}), "token")
-    assert said == ["add progress.reporting() to the pipeline to use ctx.progress"]
+    assert errors == ["add progress.reporting() to the pipeline to use ctx.progress"]

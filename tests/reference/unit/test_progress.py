@@ -42,7 +42,7 @@ async def test_milestones_are_never_dropped():
         for row in range(20):
             await progress(f"stage {stage}", row)
     await progress("stage 49", 100, "done")
-    assert [one["stage"] for one in sink.sent if one["percent"] == 0] == [f"stage {n}" for n in range(50)]
+    assert [sent["stage"] for sent in sink.sent if sent["percent"] == 0] == [f"stage {n}" for n in range(50)]
     assert sink.sent[-1] == {"stage": "stage 49", "percent": 100.0, "message": "done", "detail": {}}
 
 
@@ -64,7 +64,7 @@ async def test_an_outage_never_fails_the_work_and_milestones_arrive_afterwards_i
     await progress("three", 30)
     sink.down = False
     await progress("four", 40)
-    assert [one["stage"] for one in sink.sent] == ["one", "two", "three", "four"]
+    assert [row["stage"] for row in sink.sent] == ["one", "two", "three", "four"]
 
 
 async def test_a_report_that_hangs_costs_its_patience_and_no_more():
@@ -94,7 +94,7 @@ async def test_odd_numbers_and_large_details_are_bounded():
     await progress("a", float("nan"), "m" * 10_000, big="x" * MAX_DETAIL)
     await progress("b", -5, thing=object())
     await progress("c", 1e9)
-    assert [one["percent"] for one in sink.sent] == [0.0, 0.0, 100.0]
+    assert [row["percent"] for row in sink.sent] == [0.0, 0.0, 100.0]
     assert len(sink.sent[0]["message"]) == MAX_MESSAGE
     assert "bytes" in sink.sent[0]["detail"]["left_out"]
     assert "not JSON" in sink.sent[1]["detail"]["left_out"]

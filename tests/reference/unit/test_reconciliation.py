@@ -39,9 +39,9 @@ async def test_what_appears_at_the_second_look_is_not_repaired():
     world = World()
 
     async def late(keys):
-        found = await world.present(keys)
+        there = await world.present(keys)
         world.there.add("a")  # it was moving from one state to the next
-        return found
+        return there
 
     report = await reconcile(wanted("a", "b"), late, world.repair, grace=0, second_look=0)
     assert (report.late, report.repaired) == (["a"], ["b"])

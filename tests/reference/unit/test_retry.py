@@ -188,7 +188,7 @@ def test_clients_told_the_same_second_do_not_come_back_in_the_same_instant(seed)
 
 
 @given(st.sampled_from([0.0, -5.0, math.nan]), st.sampled_from(["rate", "busy", "snooze"]))
-def test_a_wait_of_nothing_is_no_hot_loop(asked, kind):
+def test_a_wait_of_zero_is_not_a_hot_loop(asked, kind):
     error = {"rate": RateLimited(retry_after=asked), "busy": ResourceBusy(retry_after=asked), "snooze": Snooze(asked)}[
         kind
     ]

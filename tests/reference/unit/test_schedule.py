@@ -18,11 +18,11 @@ YEAR = 366 * 24 * 3600 * 1000
 
 def local(cadence, start, count):
     """The next slots as clock and offset of their zone."""
-    found, slot = [], start.timestamp() * 1000
+    times, slot = [], start.timestamp() * 1000
     for _ in range(count):
         slot = cadence.next_after(slot)
-        found.append(datetime.fromtimestamp(slot / 1000, ZoneInfo(cadence.tz)).strftime("%d. %H:%M%z"))
-    return found
+        times.append(datetime.fromtimestamp(slot / 1000, ZoneInfo(cadence.tz)).strftime("%d. %H:%M%z"))
+    return times
 
 
 def test_a_time_that_the_clock_skips_runs_once_an_hour_later():

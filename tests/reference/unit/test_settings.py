@@ -117,12 +117,12 @@ def test_eight_processes_that_start_at_once_make_one_key(tmp_path):
 
 
 def test_the_data_dir_is_for_its_user_alone_and_a_folder_of_others_is_left_as_it_is(tmp_path):
-    """Also one that an earlier version made for everybody to read; it is known by its signing key."""
+    """Also one that an earlier version made readable for all; its signing key identifies it."""
     made, old, foreign = (Settings(data_dir=tmp_path / name) for name in ("made", "old", "foreign"))
     for settings in (old, foreign):
         settings.data_dir.mkdir(mode=0o755)
     (old.data_dir / "signing.key").touch()
     for settings in (made, old, foreign):
         settings.make_data_dir()
-    modes = [stat.S_IMODE(one.data_dir.stat().st_mode) for one in (made, old, foreign)]
+    modes = [stat.S_IMODE(each.data_dir.stat().st_mode) for each in (made, old, foreign)]
     assert modes == [0o700, 0o700, 0o755]

@@ -22,10 +22,10 @@ async def test_an_owner_with_stuck_files_leaves_room_for_the_others():
     async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         attack = [asyncio.create_task(file("mallory", stuck)) for _ in range(20)]
         tasks.create_task(file("ann"))
-        await until(lambda: sum(one.done() for one in attack) >= 19, 20, "nineteen to go back")
+        await until(lambda: sum(task.done() for task in attack) >= 19, 20, "nineteen to go back")
         done, waiting = await asyncio.wait(attack, timeout=0)
         assert (len(done), len(waiting)) == (19, 1)
-        assert all(isinstance(one.exception(), ResourceBusy) for one in done)
+        assert all(isinstance(task.exception(), ResourceBusy) for task in done)
         assert read == ["ann"]
         stuck.set()
         await asyncio.wait(waiting)

@@ -71,7 +71,7 @@ def test_text_of_an_older_version_and_text_that_a_tool_wrote_again_verify():
         Signer([OLD]).verify("n", "i", json.loads(text), text)
 
 
-def test_a_text_in_which_anything_was_changed_or_the_signature_was_moved_is_refused():
+def test_a_changed_text_or_a_moved_signature_is_refused():
     text, signer = stored_text(), Signer([OLD])
     member = text[text.index(',"sig"') : -1]
     without = text.replace(member, "")
@@ -83,9 +83,9 @@ def test_a_text_in_which_anything_was_changed_or_the_signature_was_moved_is_refu
         text[:-1] + ',"payload":{"to":"mallory","cents":100}}',
         f"{text[:-1]}{member}}}".replace("100", "900"),
     ]
-    for one in forged:
+    for forgery in forged:
         with pytest.raises(ForgedJob):
-            signer.verify("n", "i", json.loads(one), one)
+            signer.verify("n", "i", json.loads(forgery), forgery)
     with pytest.raises(ForgedJob):
         signer.verify("n", "j", json.loads(text), text)
 
@@ -98,7 +98,7 @@ def test_a_lone_surrogate_in_the_signature_is_a_forgery_and_not_a_crash():
 
 
 @pytest.mark.parametrize("data", [None, [], "text", 7, {}])
-def test_data_that_is_no_object_is_a_forgery(data):
+def test_data_that_is_not_an_object_is_a_forgery(data):
     with pytest.raises(ForgedJob, match="not signed"):
         Signer([OLD]).verify("n", "i", data)
 

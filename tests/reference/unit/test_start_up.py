@@ -1,4 +1,4 @@
-"""Commands that do little start at once: nobody waits for a database library to read a help page."""
+"""Commands that do little start at once: a help page needs no database library."""
 
 import json
 import os
@@ -65,12 +65,12 @@ def test_a_script_that_only_enqueues_loads_what_bullmq_loads():
 
 def test_the_list_of_commands_says_what_each_of_them_says():
     for name, (_, about) in cli.COMMANDS.items():
-        said = cli.command(name).help.replace("\n", " ")
-        assert said.startswith(about), f"{name}: {about!r} is not how its own help begins: {said!r}"
+        text = cli.command(name).help.replace("\n", " ")
+        assert text.startswith(about), f"{name}: {about!r} is not how its own help begins: {text!r}"
 
 
 def test_relay_is_a_hidden_name_of_the_event_worker():
     listed = typer.main.get_command(cli.app)
     assert listed.commands["relay"].hidden  # type: ignore[attr-defined]
     old, new = cli.command("relay"), cli.command("event-worker")
-    assert [one.name for one in old.params] == [one.name for one in new.params]
+    assert [option.name for option in old.params] == [option.name for option in new.params]

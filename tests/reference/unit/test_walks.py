@@ -65,7 +65,7 @@ def declared_by(code):
 
 @pytest.mark.slow
 def test_opening_the_database_makes_every_table_whoever_opens_it():
-    """Not those that happen to be imported: an order placed by a process without documents found no table."""
+    """Not only imported ones: an order placed by a process without documents found no table."""
     listed = declared_by("from studyhall.database import TABLES\nassert len(TABLES) == 26, len(TABLES)")
     assert listed == declared_by(EVERYTHING)
     assert "open_store" not in Path(ROOT / "reference/studyhall/app.py").read_text(), "one place opens it"

@@ -48,11 +48,11 @@ def work():
         "update steps set due = ? where id = (select id from steps where due <= ? order by due limit 1) returning id"
     )
     while True:
-        found = store.execute(claim, (time.time() + 8, time.time())).fetchall()
-        for (order,) in found:
+        orders = store.execute(claim, (time.time() + 8, time.time())).fetchall()
+        for (order,) in orders:
             if wait := handle(order):
                 store.execute("update steps set due = ? where id = ? and due is not null", (time.time() + wait, order))
-        if not found:
+        if not orders:
             time.sleep(0.1)
 
 

@@ -18,10 +18,10 @@ server = redis.Redis.from_url(os.environ["REDIS_URL"], decode_responses=True)
 
 
 def database():
-    found = sqlite3.connect(os.environ["STORE"], timeout=20, isolation_level=None)
-    found.execute("create table if not exists orders (id text, status text)")
-    found.execute("create table if not exists labels (id text)")
-    return found
+    db = sqlite3.connect(os.environ["STORE"], timeout=20, isolation_level=None)
+    db.execute("create table if not exists orders (id text, status text)")
+    db.execute("create table if not exists labels (id text)")
+    return db
 
 
 def buy(order):
@@ -31,7 +31,7 @@ def buy(order):
 
 
 def pop():
-    """Takes a job off a list, does it."""
+    """Takes a job from a list, does it."""
     while True:
         _, order = server.blpop("jobs")
         buy(order)

@@ -1,4 +1,4 @@
-"""Mails by NATS JetStream: acknowledged after the effect, which a second time finds itself done.
+"""Mails by NATS JetStream: acknowledged after the effect, which a redelivery finds done.
 
 mails.py worker | ID…
 """
@@ -15,7 +15,7 @@ from nats.js.api import ConsumerConfig
 
 
 async def connected():
-    # Of NATS itself: it would try for two minutes, and print what failed with a traceback.
+    # By default the client tries for two minutes and prints tracebacks.
     async def quiet(_: Exception) -> None:
         pass
 

@@ -47,7 +47,7 @@ async def live(kind, url, prefix, store, group, way, death):
     async def handle(event):
         nonlocal deliveries
         deliveries += 1
-        # Not asked again after the effect: partitions work side by side, the fourth may have come meanwhile.
+        # Not asked again after the effect: partitions run in parallel, the fourth may have come meanwhile.
         third = deliveries == 3
         print(f"delivered {event.id}", flush=True)
         if (death == "before" and third) or (death == "poison" and event.data.get("poison")):
@@ -62,8 +62,8 @@ async def live(kind, url, prefix, store, group, way, death):
 
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    # A kill counts as an attempt of every event in hand, not only of the one it was meant for: with one attempt
-    # per kill an innocent one that two lives were slow with would be quarantined, as promised, without its effect.
+    # A kill counts as an attempt of every event in hand, not only of the one it was meant for: with one attempt per
+    # kill an innocent event that two lives were slow with would rightly be quarantined without its effect.
     attempts = 2 if death == "poison" else 100
     policy = RetryPolicy(base=0.05, cap=0.1, attempts=attempts)
     await bus.consume(group, ["order"], handle, stop=stop, concurrency=1, policy=policy)

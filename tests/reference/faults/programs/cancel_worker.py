@@ -72,7 +72,7 @@ async def main():
     pipeline = full_pipeline(job_types(), store)
 
     async def naive(job, token):
-        """The flag is looked at between the steps, taken away, and an exception ends the run."""
+        """The flag is read between the steps and removed, and an exception ends the run."""
         say("start", job=job.id)
         for _ in range(20):
             await asyncio.sleep(job.data["payload"]["seconds"] / 20)

@@ -21,7 +21,7 @@ from studyhall.patterns.shutdown import run_until_signalled
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 QUEUE = "imports"
-# What was worked on (also when it was then lost), and what was kept. No unique constraint hides a double.
+# Rows worked on (even if lost afterwards), and rows kept. No unique constraint hides a duplicate.
 worked = Table("worked", metadata, Column("id", Integer, primary_key=True), Column("row", Integer))
 kept = Table("kept", metadata, Column("id", Integer, primary_key=True), Column("row", Integer))
 

@@ -1,4 +1,4 @@
-"""Stores a blob and adds its job, until killed; --naive: the job first, as if it could not matter."""
+"""Stores a blob and adds its job, until killed; --naive: the job first."""
 
 import argparse
 import asyncio

@@ -54,7 +54,7 @@ async def sweeper(life, store_url, redis_url):
         life.reached("alert sent")
 
     idle = 0
-    while idle < 5:  # longer than the lease of an alert that was begun by a dead sweeper
+    while idle < 5:  # longer than the lease of an alert that a dead sweeper began
         swept = await dead_letter.sweep(["q"], redis, store, alert)
         idle = 0 if swept != dead_letter.Swept() else idle + 1
         await asyncio.sleep(0.1 if idle else 0)

@@ -1,8 +1,8 @@
 """A stock BullMQ worker whose jobs fail in every way. Arguments: Redis URL, queue, lock in ms, [dlq].
 
 Job names: `fails` (an error every time), `refuses` (unrecoverable), `hangs` (never ends: kill the process).
-With `dlq` it also has the usual `failed` listener, which copies the job to the list `dlq`; the job whose data
-says so is the one during whose copy the process is killed.
+With `dlq` it also has the usual `failed` listener, which copies the job to the list `dlq`; the process is killed while
+it copies the job whose data says so.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Consumers with at-least-once delivery that are killed all the time.
 
 Arguments: store URL, Redis URL, kills, seed. For each way of being idempotent, events wait in the Redis list
-`<way>:events`; a consumer moves one to its own list, handles it, takes it off. What a dead consumer had in
+`<way>:events`; a consumer moves one to its own list, handles it, removes it. What a dead consumer had in
 its list is delivered again. Prints `deaths {way: {point: number}}` when all events are handled.
 """
 
@@ -86,12 +86,12 @@ def late(event):
 
 async def consume(life, store_url, redis_url, way):
     redis, store = producer_client(redis_url), open_store(store_url)
-    events, mine = f"{way}:events", f"{way}:taken-by:{life.slot}"
-    while await redis.lmove(mine, events, "LEFT", "RIGHT"):
+    events, taken = f"{way}:events", f"{way}:taken-by:{life.slot}"
+    while await redis.lmove(taken, events, "LEFT", "RIGHT"):
         pass  # what my predecessor had taken is delivered again
     naive = partial(with_set_nx, delete=way == "set-nx-del")
     handle = with_inbox(store, life) if way == "inbox" else naive(store, life, redis)
-    while raw := await redis.lmove(events, mine, "LEFT", "RIGHT"):
+    while raw := await redis.lmove(events, taken, "LEFT", "RIGHT"):
         life.reached("taken")
         event = {**json.loads(raw), "delivery": await redis.hincrby(f"{way}:deliveries", raw, 1)}
         try:
@@ -101,7 +101,7 @@ async def consume(life, store_url, redis_url, way):
         except (ConnectionError, TimeoutError):
             await redis.rpush(events, raw)  # deliver it again
         life.reached("effect done")
-        await redis.lrem(mine, 1, raw)
+        await redis.lrem(taken, 1, raw)
     await close(store)
     await redis.aclose()
 

@@ -46,7 +46,7 @@ def start_a_grandchild_and_hang(mark):
 
 
 def neighbour(gate, number):
-    """Is still at work when the process killer strikes, and ends after it."""
+    """Still works when the process killer strikes, and ends after it."""
     while not Path(gate).exists():
         time.sleep(0.01)
     return number

@@ -1,6 +1,6 @@
 """Drives sagas that have a label printed by `misbehaving_provider`: `label_saga.py '{"store": …, "provider": …, …}'`.
 
-`longest`: what the provider is trusted with; 0 is the naive twin, which looks a lost request up at once. `fails` in
+`longest`: the longest a request may take; 0 is the naive twin, which looks a lost request up at once. `fails` in
 the saga's data: the step after the label refuses. With "way": "keys" there is no look-up, only the provider's key.
 """
 
@@ -17,7 +17,7 @@ from studyhall.patterns.outside_call import NotMade, check_status
 from studyhall.patterns.saga import DbStep, Saga, SagaRunner, SagaStep
 
 PATIENCE = 0.5  # of the HTTP client, shorter than the provider's slow answers
-# More than the provider refuses at random in a row: a saga that gives up is undone, and the proof counts on the others.
+# More than the provider refuses in a row: a saga that gives up is undone, and the proof counts on the others.
 RETRY = RetryPolicy(base=0.05, cap=0.2, attempts=12)
 
 
@@ -32,22 +32,22 @@ def parcel_saga(url, longest, way):
 
     async def label(ctx):
         headers = {"idempotency-key": ctx.key} if way == "keys" else {}
-        said = await request("POST", json={"parcel": ctx.saga_id, "reference": ctx.key}, headers=headers)
-        check_status(said.status_code, retry_after=0.1)
-        return dict(said.json())
+        answer = await request("POST", json={"parcel": ctx.saga_id, "reference": ctx.key}, headers=headers)
+        check_status(answer.status_code, retry_after=0.1)
+        return dict(answer.json())
 
     async def find(ctx):
-        said = await request("GET", params={"reference": ctx.key})
-        if said.status_code == 404:
+        answer = await request("GET", params={"reference": ctx.key})
+        if answer.status_code == 404:
             return None
-        if said.status_code != 200:
-            raise Transient(f"HTTP {said.status_code}")
-        return dict(said.json())
+        if answer.status_code != 200:
+            raise Transient(f"HTTP {answer.status_code}")
+        return dict(answer.json())
 
     async def void(ctx):
-        said = await request("DELETE", params={"reference": ctx.key})
-        if said.status_code != 404:  # void already, or never printed
-            check_status(said.status_code, retry_after=0.1)
+        answer = await request("DELETE", params={"reference": ctx.key})
+        if answer.status_code != 404:  # void already, or never printed
+            check_status(answer.status_code, retry_after=0.1)
 
     async def hand_over(ctx, tx):
         if ctx.data["fails"]:

@@ -40,19 +40,19 @@ class Carrier:
     async def print(self, parcel, key):
         headers = {"idempotency-key": key} if self._keys else {}
         try:
-            said = await self._client.post("/labels", json={"parcel": parcel, "reference": key}, headers=headers)
+            answer = await self._client.post("/labels", json={"parcel": parcel, "reference": key}, headers=headers)
         except httpx2.ConnectError as error:
             raise NotMade("the carrier cannot be reached") from error
-        check_status(said.status_code, retry_after=0.1)
-        return said.json()
+        check_status(answer.status_code, retry_after=0.1)
+        return answer.json()
 
     async def find(self, reference):
-        said = await self._client.get("/labels", params={"reference": reference})
-        if said.status_code == 404:
+        answer = await self._client.get("/labels", params={"reference": reference})
+        if answer.status_code == 404:
             return None
-        if said.status_code != 200:
-            raise Transient(f"HTTP {said.status_code}")
-        return said.json()
+        if answer.status_code != 200:
+            raise Transient(f"HTTP {answer.status_code}")
+        return answer.json()
 
 
 def calls_of(spec, ledger, carrier):

@@ -19,7 +19,7 @@ def say(event, **fields):
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
-async def told(redis, who):
+async def wait_for_go(redis, who):
     """Until the test says `go`. A thread-free spin on purpose: nothing here notices a lost lease by itself."""
     while not await redis.get(f"go:{who}"):
         await asyncio.sleep(0.02)
@@ -28,7 +28,7 @@ async def told(redis, who):
 async def fenced(args, redis, store):
     async with Lease(redis, "report", ttl=args.ttl, wait=20) as held:
         say("held", fence=held.fence)
-        await told(redis, args.who)
+        await wait_for_go(redis, args.who)
         try:
             async with begin(store) as tx:
                 await check_fence(tx, "report", held.fence)
@@ -45,7 +45,7 @@ async def naive(args, redis, store):
     while not await redis.set("lock", args.who, nx=True, px=int(args.ttl * 1000)):
         await asyncio.sleep(0.02)
     say("held")
-    await told(redis, args.who)
+    await wait_for_go(redis, args.who)
     async with begin(store) as tx:
         await tx.execute(insert(writes).values(who=args.who))
     say("written")

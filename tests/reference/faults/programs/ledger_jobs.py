@@ -1,4 +1,4 @@
-"""A job whose effect can be counted: one row in a table that has no unique constraint to hide a double."""
+"""A job whose effect can be counted: one row in a table without a unique constraint to hide a duplicate."""
 
 import asyncio
 import os

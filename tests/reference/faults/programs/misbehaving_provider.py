@@ -60,13 +60,13 @@ async def answer(method, target, headers, body):
     if rng.random() < SPEC["trouble"] / 4:
         return 503, {"error": "not now"}
     wanted = parse_qs(url.query)["reference"][0]
-    found = [label for label in printed if label["reference"] == wanted and not label["void"]]
+    labels = [label for label in printed if label["reference"] == wanted and not label["void"]]
     if method == "DELETE":
-        for label in found:
+        for label in labels:
             label["void"] = True
-        if found and rng.random() < SPEC["trouble"] / 4:
+        if labels and rng.random() < SPEC["trouble"] / 4:
             return None
-    return (200, {"label": found[0]["label"]}) if found else (404, {"error": "unknown"})
+    return (200, {"label": labels[0]["label"]}) if labels else (404, {"error": "unknown"})
 
 
 async def serve(reader, writer):
@@ -75,13 +75,13 @@ async def serve(reader, writer):
         method, target, _ = head[0].split(" ")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
         body = await reader.readexactly(int(headers.get("content-length", "0")))
-        said = await answer(method, target, headers, body)
-        if said is None:
+        reply = await answer(method, target, headers, body)
+        if reply is None:
             linger = struct.pack("ii", 1, 0)  # close sends RST, as a crashing server does
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             return
-        text = json.dumps(said[1]).encode()
-        start = f"HTTP/1.1 {said[0]} Said\r\nconnection: close\r\ncontent-length: {len(text)}\r\n\r\n"
+        text = json.dumps(reply[1]).encode()
+        start = f"HTTP/1.1 {reply[0]} Said\r\nconnection: close\r\ncontent-length: {len(text)}\r\n\r\n"
         writer.write(start.encode() + text)
         await writer.drain()
     except (ConnectionError, asyncio.IncompleteReadError):

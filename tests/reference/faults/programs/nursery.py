@@ -66,7 +66,7 @@ def run(live, *, points, kills, seed, slots, most_after=3, longest=0.02):
                 deaths[dies_at] += 1
                 start(slot)
             elif os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
-                if plan:  # it finished before its death came: somebody else has to die
+                if plan:  # it finished before its death came: another has to die
                     start(slot)
             else:
                 raise SystemExit(f"a child failed with status {status}")

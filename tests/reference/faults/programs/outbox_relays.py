@@ -1,4 +1,4 @@
-"""Relay processes that a proof kills: the pattern, and what people write instead.
+"""Relays that a proof kills: the pattern, and what people write instead.
 
     outbox_relays.py MODE STORE_URL REDIS_URL WORKER_ID
 
@@ -24,7 +24,7 @@ BATCH = 20
 
 
 class Sink:
-    """A broker that takes a few milliseconds, so that a kill lands in the middle of a batch."""
+    """A broker that takes milliseconds, so that a kill lands in mid-batch."""
 
     def __init__(self, redis, worker):
         self._redis, self._worker = redis, worker
@@ -45,7 +45,7 @@ async def relay(store, redis, worker):
 
 
 async def select_then_update(store, redis, worker):
-    """Naive: read the unpublished rows, publish them, mark them. Two of these double everything."""
+    """Naive: read the unpublished rows, publish them, mark them. Two of these duplicate everything."""
     sink, engine = Sink(redis, worker), open_store(store)
     oldest = select(outbox.c.position, outbox.c.body).where(outbox.c.published_at.is_(None))
     while True:

@@ -159,17 +159,17 @@ def _without_fence():
 
 
 async def _claim_without_lease(engine, *, owner, **_):
-    """The usual poller: everything that has not ended, whoever else is at it."""
+    """The usual poller: everything that has not ended, whoever else drives it."""
     async with read(engine) as tx:
         open_ = select(saga_store.sagas.c.id).where(saga_store.sagas.c.due_at.is_not(None))
-        found = (await tx.scalars(open_)).all()
-    sagas = [replace(await saga_store.load(engine, one), owner=owner) for one in found]
+        ids = (await tx.scalars(open_)).all()
+    sagas = [replace(await saga_store.load(engine, saga_id), owner=owner) for saga_id in ids]
     return [saga_store.ClaimedSaga(saga, taken_over=False) for saga in sagas]
 
 
 def _all_have_looked(plan):
-    """Those that take every due saga begin at the same time, and none drives before all have looked once: else the
-    first has done them all before the last was forked, and nothing is shown about several at once."""
+    """Pollers of all due sagas begin together, and none drives before all have looked once: else the first would do
+    them all before the last is forked, and nothing would be shown about several at once."""
     looking = multiprocessing.Barrier(max(1, [each["saga_id"] for each in plan["victims"]].count(None)))
     claim, looked = runner.claim, False
 
@@ -179,9 +179,9 @@ def _all_have_looked(plan):
             return await claim(*args, saga_id=saga_id, **options)
         looked = True
         looking.wait(30)
-        found = await claim(*args, saga_id=saga_id, **options)
+        sagas = await claim(*args, saga_id=saga_id, **options)
         looking.wait(30)
-        return found
+        return sagas
 
     runner.claim = claim_together
 

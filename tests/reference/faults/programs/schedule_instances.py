@@ -41,8 +41,8 @@ def say(**event):
 
 
 async def tick(ctx, payload: Work):
-    found = tick_of(ctx.job_id, ctx.job.data)
-    slot = found.slot if found else 0
+    due = tick_of(ctx.job_id, ctx.job.data)
+    slot = due.slot if due else 0
     # By the real clock, whatever `--ahead` has made of time.time().
     say(event="start", slot=slot, early=slot / 1000 - time.clock_gettime(time.CLOCK_REALTIME))
     await asyncio.sleep(payload.seconds)

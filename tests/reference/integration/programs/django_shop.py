@@ -30,7 +30,7 @@ def send(_):
     return "sent"
 
 
-said: dict[str, Any] = {}
+report: dict[str, Any] = {}
 with connection.schema_editor() as editor:
     editor.create_model(Mail)
 with transaction.atomic():
@@ -40,16 +40,16 @@ try:
         once(connection, "mails", "order-1", {"to": "ann"}, send)
         raise OSError("the view failed after it")
 except OSError:
-    said["rolled back"] = Mail.objects.count()
-said["results"] = []
+    report["rolled back"] = Mail.objects.count()
+report["results"] = []
 for _ in range(2):
     with transaction.atomic():
-        said["results"].append(once(connection, "mails", "order-1", {"to": "ann"}, send))
-said["mails"] = Mail.objects.count()
+        report["results"].append(once(connection, "mails", "order-1", {"to": "ann"}, send))
+report["mails"] = Mail.objects.count()
 try:
     once(connection, "mails", "order-2", {}, send)
 except Permanent as error:
-    said["outside atomic"] = type(error).__name__
+    report["outside atomic"] = type(error).__name__
 
 made: list[str] = []
 ledger = DbApiLedger(connection.copy)
@@ -62,6 +62,6 @@ for _ in range(2):
             raise OSError("the view failed after the call")
     except OSError:
         pass
-said["ledger after a rollback"] = ledger.read("carrier", "label/1").state
-said["calls"] = len(made)
-print(json.dumps(said))
+report["ledger after a rollback"] = ledger.read("carrier", "label/1").state
+report["calls"] = len(made)
+print(json.dumps(report))

@@ -38,8 +38,8 @@ async def schedule(url, store_url):
     redis = producer_client(url)
 
     async def remind(ctx, _):
-        found = tick_of(ctx.job_id, ctx.job.data)
-        await redis.rpush("reminders", found.slot if found else -1)
+        tick = tick_of(ctx.job_id, ctx.job.data)
+        await redis.rpush("reminders", tick.slot if tick else -1)
 
     jobs = JobTypes()
     jobs.register(name="remind", payload=Nothing, handler=remind, queue="reminders")

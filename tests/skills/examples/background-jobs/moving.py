@@ -37,10 +37,10 @@ async def example(redis_url: str, store_url: str) -> None:
         for _ in range(2):
             for runner in (first, "bullmq" if first == "celery" else "celery"):
                 if runner == "celery":
-                    told = in_celery(db, payment, payload, sync_effect)
+                    result = in_celery(db, payment, payload, sync_effect)
                 else:
-                    told = await in_bullmq(store, payment, payload, effect)
-                assert told == {"added": 1 if first == "celery" else 2}
+                    result = await in_bullmq(store, payment, payload, effect)
+                assert result == {"added": 1 if first == "celery" else 2}
     assert done == ["celery", "bullmq"]
     db.close()
     await close(store)
