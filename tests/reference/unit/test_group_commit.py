@@ -127,3 +127,28 @@ def test_a_loop_that_ends_leaves_no_caller_hanging():
 
     asyncio.run(use())
     assert ended == ["cancelled"]
+
+
+async def test_a_batch_that_takes_long_gets_company_and_a_quick_one_does_not():
+    written, most, slow = [], 0, asyncio.Event()
+
+    async def flush(items):
+        nonlocal most
+        written.append(items)
+        most = max(most, len(written) - len(done))
+        if "slow" in items:
+            await slow.wait()
+        done.append(items)
+        return items
+
+    done = []
+    group = GroupCommit(flush, max_batch=2, at_once=3)
+    quick = await asyncio.gather(*(group.submit(number) for number in range(10)))
+    assert (quick, most) == (list(range(10)), 1)
+    held = [asyncio.create_task(group.submit("slow")) for _ in range(8)]
+    async with asyncio.timeout(5):
+        while most < 3:
+            await asyncio.sleep(0.01)
+    assert len(written) - len(done) == 3
+    slow.set()
+    assert await asyncio.gather(*held) == ["slow"] * 8

@@ -14,6 +14,8 @@ from typing import Generic, TypeVar
 
 __all__ = ["GroupCommit"]
 
+LATE = 0.02  # seconds
+
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
@@ -22,39 +24,49 @@ class GroupCommit(Generic[Item, Answer]):
     """`flush(items)` gives one answer per item, in order; an exception among them is raised to its caller.
 
     `poison` names the errors a single bad item can cause. A batch that dies of one is written again item by
-    item, so `flush` must leave nothing behind when it raises (that is: be one transaction).
+    item, so `flush` must leave nothing behind when it raises (that is: be one transaction). While a batch takes
+    longer than `LATE`, another one is begun beside it, up to `at_once` in all.
     """
 
     def __init__(
         self,
-        flush: Callable[[Sequence[Item]], Awaitable[Sequence[Answer | Exception]]],
+        flush: Callable[[Sequence[Item]], Awaitable[Sequence[Answer | BaseException]]],
         *,
         max_batch: int = 500,
+        at_once: int = 1,
         poison: tuple[type[Exception], ...] = (),
     ) -> None:
         self._flush = flush
-        self._max_batch = max_batch
+        self._max_batch, self._at_once = max_batch, at_once
         self._poison = poison
         self._waiting: list[tuple[Item, asyncio.Future[Answer]]] = []
-        self._flusher: asyncio.Task[None] | None = None  # held: a task without a reference may be collected
+        self._flushers = set[asyncio.Task[None]]()  # held: a task without a reference may be collected
 
     async def submit(self, item: Item) -> Answer:
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, answer))
-        if self._flusher is None:
-            self._flusher = asyncio.create_task(self._run())
+        if not self._flushers:
+            self._start()
         return await answer
+
+    def _start(self) -> None:
+        if self._waiting and len(self._flushers) < self._at_once:
+            self._flushers.add(asyncio.create_task(self._run()))
 
     async def _run(self) -> None:
         batch: list[tuple[Item, asyncio.Future[Answer]]] = []
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting[: self._max_batch], self._waiting[self._max_batch :]
+                late = asyncio.get_running_loop().call_later(LATE, self._start)
                 await self._write(batch)
+                late.cancel()
+                batch = []
         finally:
-            self._flusher = None
-            for _, answer in [*batch, *self._waiting]:  # only when the loop shuts down under us
-                answer.cancel()
+            if (flusher := asyncio.current_task()) is not None:
+                self._flushers.discard(flusher)
+            for _, answer in batch if self._flushers else [*batch, *self._waiting]:
+                answer.cancel()  # only when the loop shuts down under us
 
     async def _write(self, batch: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
         try:
@@ -73,10 +85,10 @@ class GroupCommit(Generic[Item, Answer]):
                 _settle(future, answer)
 
 
-def _settle(future: asyncio.Future[Answer], answer: Answer | Exception) -> None:
+def _settle(future: asyncio.Future[Answer], answer: Answer | BaseException) -> None:
     if future.done():  # its caller was cancelled
         return
-    if isinstance(answer, Exception):
+    if isinstance(answer, BaseException):
         future.set_exception(answer)
     else:
         future.set_result(answer)

@@ -65,7 +65,8 @@ class SagaStep(_Limits):
 
 @dataclass(frozen=True)
 class DbStep(_Limits):
-    """An effect in the saga's own database, made in the given transaction. Short, and no outside calls.
+    """An effect in the saga's own database, made in the given transaction. Short, and no outside calls: it is called
+    again when that transaction, which other sagas may share, was rolled back.
 
     `do=None`, for the first steps only: the transaction that starts the saga makes it true itself.
     """
