@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         "list the patterns; `list PATTERN` shows what it promises and needs",
         """
         queuesmith list
-        queuesmith list retry outbox        what they promise, bring along and need
+        queuesmith list retry outbox        what they promise, contain and need
         queuesmith list --skill event-driven
         """,
     )
@@ -199,7 +199,7 @@ def _add_copying(commands: Any) -> None:
         "record modules that were copied by hand, so that `diff` can compare them",
         """
         queuesmith adopt                    look through the project
-        queuesmith adopt --into src/app     look there alone
+        queuesmith adopt --into src/app     look only there
         """,
     )
     adopt.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help="the folder to search")
@@ -235,7 +235,7 @@ def _add_new(commands: Any) -> None:
 
 
 def _add_prove(commands: Any) -> None:
-    """Its arguments stand here because its package needs more than Python."""
+    """Its arguments are here because its package needs more than Python."""
     prove = _command(
         commands,
         "prove",
@@ -424,7 +424,7 @@ def _answers(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _plain(name: str) -> str | None:
-    """`Übung 2` -> `ubung-2`: what the template, which knows no accents, would make `bung-2`. None: it can do it."""
+    """`Übung 2` -> `ubung-2`: the template drops accented letters (`bung-2`). None: the template can do it."""
     if name.isascii():
         return None
     letters = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
@@ -432,10 +432,10 @@ def _plain(name: str) -> str | None:
 
 
 def _revision() -> str:
-    """The commit of this checkout, not its latest tag; a folder without git is taken as it is, whatever we say.
+    """The commit of this checkout, not its latest tag; a folder without git is taken as it is.
 
-    By its hash: for the word HEAD copier includes uncommitted changes as a commit that it then throws away, and a
-    project that records such a commit can never be updated.
+    As a hash: given HEAD, copier commits uncommitted changes and then drops that commit, and a project that
+    records it can never be updated.
     """
     if not (ROOT / ".git").exists() or not (git := shutil.which("git")):
         return "HEAD"
@@ -453,7 +453,7 @@ def _revision() -> str:
 
 
 def _undo(folder: Path, missing: Sequence[Path]) -> None:
-    """Copier removes a folder that it made. One that was there and empty is empty again, and its parents go."""
+    """Copier removes only a folder that it made: empty one that existed, and remove the parents it made."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.name != ".git":
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -464,7 +464,7 @@ def _undo(folder: Path, missing: Sequence[Path]) -> None:
 
 def _copier() -> list[str]:
     how = "Do one of: pip install copier; pipx install copier; install uv (uvx runs it)"
-    ours = f"{Path(sys.executable).parent}{os.pathsep}{ROOT / '.venv' / 'bin'}"  # `make demo` has built the latter
+    ours = f"{Path(sys.executable).parent}{os.pathsep}{ROOT / '.venv' / 'bin'}"  # built by `make demo`
     for path in (ours, None):
         if copier := shutil.which("copier", path=path):
             return [copier]

@@ -1,4 +1,4 @@
-"""Where modules go in a project that somebody else made, and by which name they are imported there."""
+"""Where modules go in an existing project, and the name they are imported by."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _only_package(here: Path) -> Path:
 
 
 def root_around(folder: Path, here: Path) -> Path:
-    """The project of `folder`: what records are kept in, and tests/ beside."""
+    """The project of `folder`: where the record and tests/ belong."""
     above = [folder, *folder.parents]
     if here in above and not (here / "__init__.py").is_file():
         # Never write above the folder we were called in: that is somebody else's project.

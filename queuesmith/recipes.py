@@ -1,8 +1,8 @@
-"""Recipes: small whole services, each with the modules it needs and its fault proof, made to fit somebody's case.
+"""Recipes: small, complete services, each with the modules it needs and its fault proof, adapted to a user's case.
 
 A recipe is a folder in reference/recipes: flat files that import `patterns` and each other, and `recipe.toml`. It runs
-as it stands; what is changed for somebody's case is the queue's name and the fields of `class Task`, whose first one is
-the key. So its code names only that one; the others stand as examples in exactly the forms that `_examples` makes.
+as it is; adapting it changes the queue's name and the fields of `class Task`, of which the first is the key. So its
+code names only the key; the others appear as examples, in exactly the forms that `_examples` makes.
 """
 
 import ast
@@ -119,7 +119,7 @@ def planned(recipe: Recipe, project: Project, *, queue: str | None = None, field
 
 
 def named(project: Project) -> str:
-    """The name by which the service is told from others in the same project: that of its folder."""
+    """What tells the service from others in the same project: the name of its folder."""
     below = project.with_modules() != project or "." in project.prefix
     return project.prefix.split(".")[-1] if below else ""
 
@@ -148,7 +148,7 @@ def render(recipe: Recipe, *, queue: str, fields: tuple[Field, ...], project: Pr
             text = _told_apart(text, named(project))
             text = _in_package(text, project.prefix, project.into, siblings, modules)
             text = re.sub(r"\bpytest test_service\.py\b", f"pytest {test}", text)
-            # What is no module belongs to the root, from which everything is run.
+            # Other files belong in the root, where everything is run.
             path = places.get(name) or (path if name.endswith(".py") else name)
         rendered[path] = text
     return rendered

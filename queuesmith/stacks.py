@@ -14,7 +14,7 @@ SERVICES = ROOT / "reference" / "stacks"
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """`patterns`: of the catalogue, which its modules import; then it is a Python package that gets them."""
+    """`patterns`: those that its modules import; these are Python, and go beside them."""
 
     folder: str
     files: tuple[str, ...]

@@ -67,7 +67,7 @@ def _say(options: argparse.Namespace, adoption: Adoption, written: list[str]) ->
 
 def _install(adoption: Adoption) -> list[str]:
     needed = {*adoption.requirements, *adoption.test_requirements}
-    # No test of a recipe is a coroutine; installed, it warns about its settings.
+    # No recipe's test is a coroutine, and pytest-asyncio warns about its settings.
     return installs(adoption.project, sorted(package for package in needed if not package.startswith("pytest-asyncio")))
 
 
