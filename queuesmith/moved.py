@@ -96,7 +96,7 @@ def refuse_moved(project: Project, record: Record) -> None:
         "To bring the project over:",
         "",
         "1. Commit what you have." + (f" Edited here, carry it over afterwards: {', '.join(edited)}" if edited else ""),
-        "2. Remove the old files, of which these come back in their new places:",
+        "2. Remove the old files; these come back in their new places:",
         *(f"     {path} -> {project.modules}/{MOVED[name]}" for path, name in moved.items()),
         f"3. queuesmith add {' '.join(patterns)} --into {project.into}",
         "4. Change the imports in your code, and the calls that CHANGELOG.md names:",

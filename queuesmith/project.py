@@ -35,7 +35,7 @@ class Project:
             folder = folder.parent
         for path in (folder, *folder.parents):
             if path.exists() and not path.is_dir():
-                raise Refused(f"{path} is a file; name the folder that shall get patterns/, like src/app")
+                raise Refused(f"{path} is a file; name the folder for patterns/, like src/app")
         root = root_around(folder, here)
         where = folder.relative_to(root).as_posix()
         prefix = prefix_of(root, where)
@@ -49,13 +49,13 @@ class Project:
         for part in filter(None, prefix.split(".")):
             if not part.isidentifier() or keyword.iskeyword(part):
                 raise Refused(
-                    f"{into or folder} cannot be imported: {part!r} is no Python name. Name the package, like "
+                    f"{into or folder} cannot be imported: {part!r} is not a Python name. Name the package, like "
                     f"src/app, or go into the folder and use --into . if its files import each other by their names"
                 )
         top = prefix.split(".")[0]
         if not (folder / "__init__.py").is_file() and (top in sys.stdlib_module_names or top in catalogue.pinned()):
             raise Refused(
-                f"{into or folder}: a package {top} would hide the {top} that others import; name it otherwise"
+                f"{into or folder}: a package {top} would hide the {top} that others import; rename it"
             )
         return cls(root, where, prefix)
 

@@ -94,7 +94,7 @@ def parse_fields(text: str) -> tuple[Field, ...]:
         if not pair:
             raise Refused(f"--fields: cannot read {part.strip()!r}; {example}")
         if keyword.iskeyword(pair[1]) or pair[1] in _TAKEN or pair[1].startswith("model_"):
-            raise Refused(f"--fields: {pair[1]} is taken by Python or by the code around it; name it otherwise")
+            raise Refused(f"--fields: {pair[1]} is taken by Python or by the code around it; choose another name")
         parsed.append(Field(pair[1], pair[2]))
     if len({field.name.lower() for field in parsed}) < len(parsed):
         raise Refused(f"--fields: {text!r} names a field twice")

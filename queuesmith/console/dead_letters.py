@@ -64,7 +64,7 @@ async def dead_letters(
     page: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
     size: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> dict[str, Any]:
-    """One page, newest first. `total`: how many match; `queues`: of those there are dead letters of."""
+    """One page, newest first. `total`: how many match; `queues`: all that have dead letters."""
     columns = dead_letter.dead_letters.c
     same: list[Any] = [columns.replayed_at.is_not(None) if replayed else columns.replayed_at.is_(None)]
     if queue:
@@ -106,13 +106,13 @@ async def replay(console: State, _: Admin, dead_letter_id: DeadLetterId) -> dict
 
 @router.post("/replay", status_code=202)
 async def replay_many(console: State, _: Admin, wanted: ReplayMany) -> dict[str, str]:
-    """Start replaying many, at most `per_second`. What is not done when this process stops stays a dead letter."""
+    """Start replaying many, at most `per_second`. Those not done when this process stops stay dead letters."""
     return started(console, {"replayed": [], "refused": {}}, partial(_replay, console, wanted))
 
 
 @router.post("/purge")
 async def purge(console: State, _: Admin, wanted: Purge) -> dict[str, int]:
-    """Forget dead letters older than so many days, for good."""
+    """Delete dead letters older than so many days."""
     return {"purged": await dead_letter.purge(console.database(), wanted.older_than_days * DAY)}
 
 

@@ -1,7 +1,7 @@
-"""Jobs: every one of them page by page, found by id or name, with its tries, logs, result and flow.
+"""Jobs: all of them page by page, found by id or name, with tries, logs, result and flow.
 
-No command takes more than a page of a state, so a list of 100,000 holds the server for a millisecond at a time.
-BullMQ's own script for a job's state reads whole lists; here each state is asked for the job alone.
+No command reads more than a page of a state, so a list of 100,000 blocks the server for a millisecond at a time.
+BullMQ's own script for a job's state reads whole lists; here each state is asked only for the job.
 """
 
 import json
@@ -71,8 +71,8 @@ async def jobs(
     size: Annotated[int, Query(ge=1, le=100)] = 25,
     offset: Annotated[int, Query(ge=0, description="with q: where to go on, `next` of the answer before")] = 0,
 ) -> dict[str, Any]:
-    """One page of the jobs: next to be served first, ended ones newest first. With `q` those that match; `next` is
-    where to go on looking, null at the end."""
+    """One page of the jobs: those served next first, ended ones newest first. With `q` those that match; `next` is
+    where to continue, null at the end."""
     names = [await console.known(queue)] if queue else await console.names()
     async with console.bounded():
         parts = await _parts(console, names, [state] if state else STATES)
@@ -126,7 +126,7 @@ async def export(
 
 @router.post("/jobs", status_code=201)
 async def add(console: State, _: Admin, wanted: NewJob) -> dict[str, str]:
-    """Add a job by BullMQ's own script. A queue that is not there is made."""
+    """Add a job by BullMQ's own script. A missing queue is created."""
     if not console.adds:
         raise Problem(403, "no-adding", "Jobs of this service are signed by it: add them through its own API.")
     opts: dict[str, Any] = {"attempts": wanted.attempts, "priority": wanted.priority}
@@ -191,7 +191,7 @@ async def job(console: State, _: Admin, queue: QueueName, job_id: JobId) -> dict
 async def cancel_job(
     console: State, _: Admin, queue: QueueName, job_id: JobId, why: Reason | None = None
 ) -> list[dict[str, str]]:
-    """Stop a job of a Queuesmith service and the rest of its flow, also one that runs."""
+    """Stop a job of a Queuesmith service and the rest of its flow, even while it runs."""
     await console.known(queue)
     async with console.bounded():
         stopped = await cancelling.cancel(
@@ -202,7 +202,7 @@ async def cancel_job(
 
 @router.get("/flows/{queue}/{job_id}")
 async def flow(console: State, _: Admin, queue: QueueName, job_id: JobId) -> dict[str, Any]:
-    """The whole flow a job belongs to, to be drawn: `from` runs before `to`."""
+    """The whole flow a job belongs to, for drawing: `from` runs before `to`."""
     await console.known(queue)
     client = console.redis
     nodes: list[dict[str, Any]] = []
@@ -253,7 +253,7 @@ async def where(console: Console, queue: str, job_id: str) -> dict[str, Any]:
                 found["position"] = 1 + int(await client.zrank(console.key(queue, state), job_id) or 0)
             return found
     for name in ("wait", "paused"):
-        # The next to be served is at the end.
+        # The job served next is at the end.
         place = await client.lpos(console.key(queue, name), job_id, rank=-1, maxlen=FAR)
         if place is not None:
             return {"state": name, "position": await client.llen(console.key(queue, name)) - place}
@@ -279,7 +279,7 @@ async def _parts(console: Console, queues: Sequence[str], states: Sequence[str])
 async def page_of(
     console: Console, parts: Sequence[Part], start: int, size: int, *, whole: bool = False
 ) -> list[dict[str, Any]]:
-    """The jobs from `start` on. A job that moves while one turns the page is seen twice, or on the next look."""
+    """The jobs from `start` on. A job that moves between two pages is seen twice, or missed until the next look."""
     client = console.redis
     ids: list[tuple[str, str, str, float]] = []
     for queue, state, count in parts:
@@ -401,13 +401,13 @@ def _row(queue: str, ident: str, state: str, result: str | None, *values: str | 
 
 
 def _told(state: str, result: str | None) -> str:
-    """For BullMQ a cancelled job is a completed one with that result; for people it is not."""
+    """To BullMQ a cancelled job is a completed one with that result; to people it is not."""
     ended = state == "completed" and cancelled(parsed(result)) is not None
     return "cancelled" if ended else state
 
 
 def is_ours(data: Any) -> bool:
-    """In the envelope of a Queuesmith service, whose pipeline looks whether it was cancelled."""
+    """In the envelope of a Queuesmith service, whose pipeline checks whether it was cancelled."""
     return isinstance(data, dict) and "payload" in data and "v" in data
 
 
@@ -416,7 +416,7 @@ def _shown(value: Any, text: str | None) -> Any:
 
 
 def _unsigned(data: Any) -> Any:
-    """Without its signature, which nobody has to see."""
+    """Without its signature."""
     return {name: value for name, value in data.items() if name != "sig"} if isinstance(data, dict) else data
 
 

@@ -1,4 +1,4 @@
-"""Every error the API gives is `application/problem+json` (RFC 9457): what happened and what to do next."""
+"""Every error of the API is `application/problem+json` (RFC 9457): what happened and what to do next."""
 
 import logging
 import math
@@ -42,7 +42,7 @@ log = logging.getLogger("console.api")
 MEDIA_TYPE = "application/problem+json"
 CONFLICTS = (AlreadyReplayed, ChildrenFirst, NotDeadLetter, NothingToReplay, CannotRepair, FailedTwin)
 
-# What an error class means to a client. The first match counts, so the special ones stand first.
+# What an error class means to a client. The first match counts, so the more specific come first.
 Meaning = tuple[type[Exception] | tuple[type[Exception], ...], int, str]
 MEANINGS: tuple[Meaning, ...] = (
     (Overloaded, 503, "overloaded"),
@@ -117,7 +117,7 @@ def install(api: FastAPI, meanings: Sequence[Meaning] = MEANINGS) -> None:
 
     for kinds, *_rest in meanings:
         for kind in kinds if isinstance(kinds, tuple) else (kinds,):
-            # By class, so that these are answers and not "errors of the server" that end the connection.
+            # By class: a handler for Exception answers as a server error, which ends the connection.
             api.add_exception_handler(kind, known)
 
 

@@ -28,12 +28,12 @@ router = APIRouter(prefix="/admin", tags=["admin"])
 SAMPLE_SECONDS = 5.0
 SHOWN_ACTIVE = 100  # running jobs per queue in the view of the workers
 SHOWN_SCHEDULES = 200
-LATE = 10.0  # seconds after which a tick that nobody took is overdue
+LATE = 10.0  # seconds after which a tick that did not run is overdue
 
 
 @router.get("/session")
 async def session(console: State, _: Admin) -> dict[str, Any]:
-    """The token is right. Asks no server: one that is away says nothing about a token."""
+    """The token is right. Asks no server: whether one is down says nothing about a token."""
     return {"token": "accepted", "adds": console.adds}
 
 
@@ -49,7 +49,7 @@ async def queues(console: State, _: Admin) -> dict[str, Any]:
 
 @router.get("/history")
 async def history(console: State, _: Admin) -> list[dict[str, Any]]:
-    """The same every five seconds for the last quarter of an hour, as this process saw it: for charts."""
+    """The same every five seconds for the last 15 minutes, as this process saw it: for charts."""
     return list(console.history)
 
 
@@ -83,7 +83,7 @@ async def sampling(console: Console) -> None:
 
 @router.post("/queues/{queue}/pause")
 async def pause(console: State, _: Admin, queue: QueueName) -> dict[str, bool]:
-    """No worker takes a job from it any more, in whatever language; what runs is finished."""
+    """No worker, in whatever language, takes a job from it any more; running jobs are finished."""
     await console.known(queue)
     async with console.bounded():
         await console.producer.queue(queue).pause()
@@ -102,8 +102,8 @@ async def resume(console: State, _: Admin, queue: QueueName) -> dict[str, bool]:
 
 @router.get("/workers")
 async def workers(console: State, _: Admin) -> dict[str, Any]:
-    """Who is connected to work, what runs, since when and on which of them; `workers` is null where this user of
-    Redis may not list connections."""
+    """The connected workers, what runs, since when and where; `workers` is null if this Redis user may not list
+    connections."""
     names = await console.names()
     async with console.bounded():
         try:
@@ -121,7 +121,7 @@ async def workers(console: State, _: Admin) -> dict[str, Any]:
 
 def _workers(console: Console, queue: str, clients: list[dict[str, str]]) -> list[dict[str, Any]]:
     """BullMQ names a worker's connection after its queue: in Node in base64, in Python as it is. A Queuesmith worker
-    has one of each, so only the form that more connections have is counted."""
+    has one of each, so only the more frequent form is counted."""
     forms = []
     for shown in (base64.b64encode(queue.encode()).decode(), queue):
         own = f"{console.producer.prefix}:{shown}"
@@ -155,7 +155,7 @@ async def _active(console: Console, queue: str) -> list[dict[str, Any]]:
             "started_at": float(started) / 1000 if started else None,
             "worker": worker or None,
             "starts": int(starts or 0),
-            # Nobody holds it: its worker is gone, the next stalled check gives it to another.
+            # If not, its worker is gone, and the next stalled check gives it to another.
             "held": lock > 0,
         }
         for ident, (name, started, worker, starts), lock in zip(ids, found[::2], found[1::2], strict=True)
@@ -164,8 +164,8 @@ async def _active(console: Console, queue: str) -> list[dict[str, Any]]:
 
 @router.get("/schedules")
 async def schedules(console: State, _: Admin) -> dict[str, Any]:
-    """BullMQ's job schedulers: what runs by the clock, next and last, what is overdue, and where a Queuesmith service
-    keeps its ticks in the store also those that were missed."""
+    """BullMQ's job schedulers: what runs by the clock, next and last, what is overdue, and also missed ticks if a
+    Queuesmith service keeps its ticks in the store."""
     rows, total, now = [], 0, time.time()
     past, missed_at = await _ticks(console)
     async with console.bounded():
@@ -211,7 +211,7 @@ async def schedules(console: State, _: Admin) -> dict[str, Any]:
 
 
 async def _ticks(console: Console) -> tuple[dict[str, Any], dict[str, list[float]]]:
-    """What the store knows of each schedule, and the latest ticks that nobody ran; nothing where it is away."""
+    """What the store knows of each schedule, and the latest missed ticks; nothing if the store is down."""
     with contextlib.suppress(StoreUnavailable):
         if {"schedule_state", "schedule_missed"} <= await console.tables():
             store = console.database()
@@ -223,13 +223,12 @@ async def _ticks(console: Console) -> tuple[dict[str, Any], dict[str, list[float
 
 @router.post("/schedules/{queue}/{schedule_id}/run")
 async def run_now(console: State, _: Admin, queue: QueueName, schedule_id: JobId) -> dict[str, str]:
-    """One run more, beside the regular ones. A signed payload is good for its own tick only: then the next tick is
-    brought forward instead."""
+    """One extra run. A signed payload is valid only for its own tick: then the next tick is brought forward instead."""
     await console.known(queue)
     handle: Any = console.producer.queue(queue)
     async with console.bounded():
         found = None
-        with contextlib.suppress(ValueError):  # bullmq-Python unpacks the empty answer for one that is not there
+        with contextlib.suppress(ValueError):  # bullmq-Python unpacks the empty answer for a missing one
             found = await handle.getJobScheduler(schedule_id)
         if found is None:
             raise Problem(404, "not-found", f"There is no schedule {schedule_id!r} in {queue}.")
@@ -242,7 +241,7 @@ async def run_now(console: State, _: Admin, queue: QueueName, schedule_id: JobId
                 raise Problem(409, "conflict", "Its next tick is no longer waiting. Look again.")
             await job.promote()
             return {"job_id": ident, "done": done}
-        # No long number in it: those are redacted in logs, because they could be that of a card.
+        # No long number in it: logs redact those, because they could be card numbers.
         ident = f"{schedule_id}-by-hand-{uuid.uuid4().hex[:12]}"
         opts = {name: value for name, value in (template.get("opts") or {}).items() if name != "repeat"}
         await handle.add(found.get("name") or schedule_id, data, {**opts, "jobId": ident})

@@ -63,7 +63,7 @@ async def saga(console: State, _: Admin, saga_id: SagaId) -> dict[str, Any]:
 
 @router.post("/sagas/{saga_id}/repair")
 async def repair(console: State, _: Admin, saga_id: SagaId, wanted: Repair) -> dict[str, Any]:
-    """A human's hand for a saga that got stuck; recorded with name and note."""
+    """Manual repair of a stuck saga; recorded with name and note."""
     store, by, note = console.database(), wanted.by, wanted.note
     if wanted.action == "retry":
         await saga_repair.retry(store, saga_id, by=by, note=note)
@@ -88,7 +88,7 @@ async def outbox(console: State, _: Admin) -> dict[str, Any]:
 
 @router.post("/outbox/quarantine")
 async def release_events(console: State, _: Admin, wanted: Events) -> dict[str, int]:
-    """Publish quarantined events again, or give them up so that what waits behind them goes on."""
+    """Publish quarantined events again, or discard them so that those waiting behind them go on."""
     if wanted.action == "requeue":
         return {"requeued": await outbox_upkeep.requeue(console.database(), wanted.ids)}
     if not wanted.why.strip():

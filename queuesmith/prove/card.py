@@ -110,7 +110,7 @@ td, th {{ text-align: left; padding: .4rem .6rem; vertical-align: top;
 
 
 def reading(card: Card) -> dict[str, list[str]]:
-    """Of every broken invariant: the pages of the patterns that mend it."""
+    """Every broken invariant -> the pages of the patterns that fix it."""
     names = [broken.invariant for row in card.broken for broken in row.broken]
     return {name: _pages(card, name) for name in names}
 
