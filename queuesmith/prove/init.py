@@ -22,7 +22,7 @@ class Found:
     queue: str
     seen: str
     setup: str = ""
-    src: bool = False  # its modules lie in src/
+    src: bool = False  # its modules are in src/
 
 
 # stack, pattern of a file's text, command ({file}, {module}, {name}), pattern of the queue's name
@@ -42,7 +42,7 @@ _STACKS = (
     ),
     ("dramatiq", r"@dramatiq\.actor|import dramatiq", "dramatiq {module}", None),
     ("arq", r"class (\w*WorkerSettings\w*)", "arq {module}.{name}", None),
-    # built first: `go run` does not hand a signal on
+    # built first: `go run` does not pass signals on
     ("asynq", r"asynq\.NewServer\(", "{{dir}}/worker", None),
     (
         "BullMQ for Node",
@@ -54,7 +54,7 @@ _STACKS = (
 _SUFFIXES = {".py": "python", ".go": "go", ".js": "node", ".mjs": "node", ".cjs": "node", ".ts": "node"}
 
 
-# The page that tells how to mend it there: of its command, or of what its program imports.
+# The page that says how to fix it in that stack, known by its command or by what its program imports.
 _PAGES = {
     "Celery": "celery",
     "RQ": "rq",
@@ -67,7 +67,7 @@ _COMMANDS = {"celery": "Celery", "rq": "RQ", "dramatiq": "dramatiq", "arq": "arq
 
 
 def page_of(spec: Spec) -> str:
-    """`celery` for skills/…/stacks/celery.md; nothing for BullMQ in Python, and for unknown ones."""
+    """`celery` for skills/…/stacks/celery.md; empty for BullMQ in Python and for unknown stacks."""
     words = spec.service.worker.run.words
     for word in words:
         if stack := _COMMANDS.get(Path(word).name):
@@ -77,7 +77,7 @@ def page_of(spec: Spec) -> str:
             path = spec.folder / name
             if path.suffix in _SUFFIXES and path.is_file() and (found := _recognise(path)):
                 return _PAGES.get(found[0], "")
-    # A program that was built, or started by a script.
+    # A compiled program, or one started by a script.
     file, library, page = ("go.mod", "hibiken/asynq", "asynq")
     if words[0] in ("node", "npm", "npx", "pnpm", "yarn", "bun", "tsx"):
         file, library, page = "package.json", '"bullmq"', "bullmq-ts"
@@ -98,7 +98,7 @@ def _recognise(path: Path) -> tuple[str, re.Match[str], str, str | None, str] | 
 
 
 def look_at(folder: Path) -> Found | None:
-    """The first worker that is found, one that is named `worker` before others."""
+    """The first worker found; files named `worker` come first."""
     for path in sorted(
         _own_files(folder), key=lambda path: ("worker" not in path.name, "test" in str(path), str(path))
     ):
@@ -131,7 +131,7 @@ def uses_redis(spec: Spec) -> bool:
 
 
 def _value(folder: Path, word: str) -> str:
-    """Of `"mails"`, or of `QUEUE,`: a name whose text stands somewhere in the repository, or nothing."""
+    """The text of `"mails"`, or of the name `QUEUE,` if the repository assigns it; else empty."""
     word = word.strip(" ,)")
     if not word.isidentifier():
         return word.lstrip("f").strip("\"'`")
@@ -147,7 +147,7 @@ _SENDERS = ("submit", "enqueue", "send", "produce", "producer", "publish", "clie
 
 
 def _environment(folder: Path, found: Found | None) -> tuple[dict[str, str], list[str]]:
-    """What is clear of the variables that the code reads, and the others."""
+    """Of the variables that the code reads: those we can set, and the others."""
     names = set()
     for path in _own_files(folder):
         if "test" not in path.name:
@@ -161,7 +161,7 @@ def _environment(folder: Path, found: Found | None) -> tuple[dict[str, str], lis
 
 
 def _sender(folder: Path, stack: str) -> str:
-    """A program that looks as if it sent a job, or the name of one to be written."""
+    """A program that seems to send a job, or the name of one to be written."""
     suffix, run = ".py", "python"
     if stack.endswith("Node"):
         suffix, run = ".js", "node"
@@ -298,7 +298,7 @@ enqueue = "10s"          # a submit answers within this, Redis there or not
 
 
 def _own_files(folder: Path) -> Iterator[Path]:
-    """Without what `queuesmith add` brought: what those read is set where they are called."""
+    """Without what `queuesmith add` copied: what those files read is set where they are called."""
     try:
         entries = Record.read(folder).packages.values()
     except Refused:

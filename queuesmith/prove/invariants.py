@@ -1,4 +1,4 @@
-"""What must hold, whatever fault there was, and whether it did."""
+"""What must hold under every fault, and whether it did."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ READ = {
     "left behind": ("shutdown", "parent-death"),
     "memory": ("health",),
 }
-# Those about BullMQ for Python: who uses something else reads that stack's page in their place.
+# Those about BullMQ for Python: for another stack, its own page replaces them.
 OWN = {"bullmq-worker", "stall-budget", "producer", "degraded", "isolation", "parent-death", "shutdown", "health"}
 
 
@@ -95,7 +95,7 @@ def judge(world: World, batch: Batch, fault: Fault) -> Row:
     if again:
         key, place = next(iter(again.items()))
         told = f"{len(again)} done, and still on the queue after {watched:.0f} s ({place}): they will run again"
-        # Another system may keep what it retried: only of these two is it known what a job there means.
+        # Another system may keep what it retried: only for these two do we know what a job there means.
         if watched >= promised and ("BullMQ" in place or "unacked" in place):
             broken.append(Broken("stuck", told, world.timeline.story(key)))
         else:
@@ -134,7 +134,7 @@ def judge(world: World, batch: Batch, fault: Fault) -> Row:
         )
         return Row(fault.name, fault.does, "hit nothing", f"{why}; {measured}")
     if unclear and watched < LOOKED and missing:
-        # It was hit, and nobody looked whether it recovered.
+        # It was hit, but not watched for recovery.
         return Row(fault.name, fault.does, "not run", TIME_UP)
     if unclear:
         return Row(fault.name, fault.does, "unclear", unclear)
@@ -267,7 +267,7 @@ def _completed(world: World, keys: set[str]) -> set[str]:
 def _in_redis(world: World, keys: set[str]) -> dict[str, list[str]]:
     try:
         return probes.in_redis(world, keys)
-    except Exception:  # a server that does not answer tells nothing
+    except Exception:  # a server that does not answer says nothing
         return {}
 
 
@@ -320,7 +320,7 @@ def _hot_loops(worlds: Sequence[World]) -> Row:
         times: dict[tuple[str, str], list[float]] = {}
         for provider in world.providers.values():
             for call in provider.calls:
-                # what went well is not repeated out of impatience
+                # only a failed call is repeated out of impatience
                 if call.key and call.failed:
                     times.setdefault((provider.name, call.key), []).append(call.at)
         for (_, key), at in times.items():
@@ -333,7 +333,7 @@ def _hot_loops(worlds: Sequence[World]) -> Row:
 
 
 def _memory(world: World) -> Row:
-    """The last third of a process's life against the first, its first ten seconds aside."""
+    """The last third of a process's life against the first, without its first ten seconds."""
     told, best = [], "no worker lived long enough"
     for name, life in world.service.memory.items():
         sizes = [size for age, size in life if age > 10 * world.scale]
@@ -351,12 +351,12 @@ def _memory(world: World) -> Row:
 
 
 def end(world: World) -> None:
-    """Every process of the service is told to end. Who is still there then?"""
+    """Tell every process of the service to end, and note those that stay."""
     world.service.end_all(world.left_to_end)
     deadline = time.monotonic() + 3 + 3 * world.warmup
     while (marked(world.marker) or world.api_listens()) and time.monotonic() < deadline:
         time.sleep(0.1)
     world.left = marked(world.marker)
-    # One that hides its environment is not known to be ours, but the port is.
+    # A process that hides its environment cannot be recognised, but the port can.
     if not world.left and (address := world.api_listens()):
         world.left[0] = f"something still listens on {address}, the api's address"

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class Unreadable(Exception):
-    """It cannot be read now: its server is away, or what is asked is wrong."""
+    """It cannot be read now: its server is down, or the query is wrong."""
 
 
 def read(probe: Probe, world: World, keys: Iterable[str]) -> dict[str, Any]:
-    """Key -> how often (or the reason, in [failures]). A key that is not in it has nothing yet."""
+    """Key -> how often (or the reason, in [failures]). A missing key has no effect yet."""
     try:
         return _READERS[probe.kind](probe, world, list(keys))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -86,7 +86,7 @@ def _http(probe: Probe, world: World, keys: list[str]) -> dict[str, Any]:
 
 
 def inside(body: bytes, where: str) -> Any:
-    """`json:a.b` -> what stands there, or None."""
+    """`json:a.b` -> its value, or None."""
     value: Any = json.loads(body)
     for part in filter(None, where.removeprefix("json:").split(".")):
         value = value.get(part) if isinstance(value, dict) else None
@@ -117,7 +117,7 @@ def _log(probe: Probe, world: World, keys: list[str]) -> dict[str, Any]:
 
 
 def _provider(probe: Probe, world: World, keys: list[str]) -> dict[str, Any]:
-    """Of several: done when each has done it. What one of them did twice is judged there."""
+    """Of several: done when each has done it. Duplicates are judged per provider."""
     counts = [world.providers[name].counts() for name in probe.target.split()]
     return {key: min(count[key] for count in counts) for key in counts[0]}
 
@@ -184,7 +184,7 @@ def bullmq_states(world: World, keys: Iterable[str]) -> dict[str, tuple[str, str
                 batch.execute_command(command, f"{base}:{state}", 0, -1)
             members = batch.execute()
         states = {str(one): state for state, ones in zip(_STATES, members, strict=True) for one in ones}
-        # In two round trips, whatever earlier faults left behind: this is asked again and again while they work.
+        # In two round trips, whatever earlier faults left behind: this is called again and again.
         names = [name for name in client.scan_iter(f"{base}:*", count=2000, _type="hash") if name != f"{base}:meta"]
         with client.pipeline(transaction=False) as batch:
             for name in names:
@@ -210,14 +210,14 @@ _STATES = {
 
 
 def queued(world: World, keys: set[str]) -> dict[str, str]:
-    """Key -> where in Redis its job still is: as BullMQ says, or where no job of the faultless run was left."""
+    """Key -> where in Redis its job still is: by BullMQ's state, or where the run without faults left no job."""
     try:
         if world.spec.service.queue:
             final = ("completed", "failed", "nowhere")
             states = bullmq_states(world, keys)
             return {key: f"BullMQ: {state}" for key, (state, _) in states.items() if state not in final}
         found = in_redis(world, keys)
-    except Exception as error:  # whatever a Redis that just came back says
+    except Exception as error:  # any error of a Redis that just came back
         return dict.fromkeys(keys, f"unknown: {type(error).__name__}")
     unusual = {
         key: [place for place in places if shape(world, place) not in world.resting] for key, places in found.items()
@@ -226,7 +226,7 @@ def queued(world: World, keys: set[str]) -> dict[str, str]:
 
 
 def in_redis(world: World, keys: set[str]) -> dict[str, list[str]]:
-    """Key -> the Redis keys in whose content its text stands: work that is not lost, only stuck."""
+    """Key -> the Redis keys whose content names it: work that is not lost, only stuck."""
     found: dict[str, list[str]] = {}
     if world.redis is None or not keys:
         return found
@@ -235,7 +235,7 @@ def in_redis(world: World, keys: set[str]) -> dict[str, list[str]]:
             kind = str(client.type(name))
             command = _WHOLE.get(kind)
             content = client.execute_command(*(part.replace("NAME", name) for part in command)) if command else ""
-            # In the name alone it is a marker or a lock, not a job.
+            # Only in the name, it is a marker or a lock, not a job.
             for key in world.keys_in(str(content)) & keys:
                 found.setdefault(key, []).append(f"{kind} {name}")
     # where it waits says more than the job's own record

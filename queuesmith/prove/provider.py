@@ -1,7 +1,7 @@
-"""The HTTP providers that we play, and that misbehave: every call is logged with its time, key, effect and answer.
+"""Played HTTP providers that misbehave: every call is logged with its time, key, effect and answer.
 
-An answer that is `lost` comes after the effect: the connection is cut. A request takes effect in the middle of its
-latency and also when the caller has gone, as with real providers. `429`, `500` and `hang` have no effect.
+A `lost` answer has had its effect: the connection is cut afterwards. A request takes effect halfway through its
+latency, even if the caller is gone, as with real providers. `429`, `500` and `hang` have no effect.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class Call:
 
     @property
     def thing(self) -> str:
-        """What it is that may be made once for a job: `k1-0001/a` and `k1-0001/b` are two, where the file says so."""
+        """What may be made once for a job: `k1-0001/a` and `k1-0001/b` are two things if the file says so."""
         return self.subject if self.route and self.route.several else ""
 
     @property
@@ -61,7 +61,7 @@ class _Request:
     path: dict[str, str] = field(default_factory=dict)
 
     def pick(self, source: str) -> str:
-        """`json:a.b`, `header:X`, `path:id`, `query:ref`, `form:ref` -> what stands there, or nothing."""
+        """`json:a.b`, `header:X`, `path:id`, `query:ref`, `form:ref` -> its value, or empty."""
         kind, _, name = source.partition(":")
         if not source:
             return ""
@@ -81,7 +81,7 @@ class _Request:
 
 
 class PlayedProvider:
-    """Each of `scripts` may name the answer of a call; `on_effect(call)` is True when the caller is gone now."""
+    """Each of `scripts` may name the answer to a call; `on_effect(call)` is True if the caller is gone."""
 
     def __init__(
         self, provider: Provider, timeline: Timeline, seed: int, key_of: Callable[[str], str], scale: float
@@ -90,7 +90,7 @@ class PlayedProvider:
         self.scripts: list[Callable[[Call], str | None]] = []
         self.on_effect: Callable[[Call], bool] | None = None
         self.in_flight = 0
-        self.linger = 0.0  # about so much longer takes every call, to be hit in the middle
+        self.linger = 0.0  # about how much longer every call takes, to be hit in the middle
         self._routes = [(route, _pattern(route.path)) for route in provider.routes]
         self._timeline, self._seed, self._key_of, self._scale = timeline, seed, key_of, scale
         self._applied: dict[tuple[str, str], float] = {}  # (route, idempotency key) -> when
@@ -109,12 +109,12 @@ class PlayedProvider:
         return [call for call in self.calls if call.effect and call.key == key]
 
     def unanswered(self, key: str) -> bool:
-        """Was the last that it sold for this key never heard of by the buyer?"""
+        """Did the caller never get the last answer for this key?"""
         calls = [call for call in self.calls if call.key == key]
         return bool(calls) and calls[-1].answer in ("lost", "cut")
 
     def counts(self) -> Counter[str]:
-        """Of the effect that was made most often, per key."""
+        """Key -> how often its most frequent effect was made."""
         found = Counter[str]()
         made = Counter((call.key, call.thing) for call in self.calls if call.effect and call.key)
         for (key, _), count in made.items():
@@ -183,7 +183,7 @@ class PlayedProvider:
 
     async def _perform(self, route: Route, call: Call) -> bytes | None:
         spread = random.Random(f"{self._seed} latency {call.subject} {len(self.calls)}")
-        # Not all equally: the first one's end is to find others at work.
+        # Not equal: when the first ends, others must still be at work.
         pause = spread.uniform(*route.latency) + spread.uniform(0.4, 2) * self.linger
         if call.answer == "hang":
             await asyncio.sleep(HANG * self._scale)
@@ -217,7 +217,7 @@ class PlayedProvider:
         result = {"id": ident, "status": "ok"} if route.reply is None else fill_all(route.reply, values)
         call.effect = bool(route.effect)
         self._results[known] = result
-        # looked up by the one or by the other
+        # looked up by either
         for name in {call.subject, call.idempotency} - {""}:
             self._made.setdefault(name, []).append(result)
         self._applied[known] = time.monotonic()
@@ -226,7 +226,7 @@ class PlayedProvider:
         return result
 
     def _mixed(self, route: Route, call: Call) -> str:
-        """By seed, subject and number of the try: the same in every run, in whatever order the calls come."""
+        """By seed, subject and number of the try: the same in every run, whatever the order of calls."""
         self._tries[call.subject] += 1
         at = random.Random(f"{self._seed} {self.name} {call.subject} {self._tries[call.subject]}").random()
         for answer, share in route.answers:

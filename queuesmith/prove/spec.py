@@ -1,4 +1,4 @@
-"""prove.toml as dataclasses. Whatever is wrong in the file is said with its line and with what to write instead."""
+"""prove.toml as dataclasses. Errors name the line of the file and what to write instead."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Request:
-    """`id`: where in the answer the service says what it calls this one, if not by its key: `json:id`."""
+    """`id`: where the answer holds the service's own id for the job, if that is not its key: `json:id`."""
 
     method: str
     url: str
@@ -76,7 +76,7 @@ class Service:
     env: Mapping[str, str] = field(default_factory=dict)
     keys: str = "text"
     lock: float = 30.0
-    redelivery: float = 0.0  # until the queue itself hands out again what a dead worker had, if later than recovery
+    redelivery: float = 0.0  # until the queue itself redelivers a dead worker's jobs, if later than recovery
     jobs: int = 12
 
 
@@ -117,7 +117,7 @@ class Provider:
 
 @dataclass(frozen=True)
 class Promises:
-    """What the service says of itself; each has a default that people expect."""
+    """What the service promises, with the defaults that people expect."""
 
     duplicates: str = "none"
     failed: str = "none"
@@ -153,13 +153,13 @@ class Spec:
         return self.file.parent
 
     def line(self, place: str) -> str:
-        """` (prove.toml, line 5)`, for what is found out later."""
+        """` (prove.toml, line 5)`, for errors found later."""
         number = _line(self.file.read_text(encoding="utf-8"), place)
         return f" ({self.file.name}, line {number})" if number else ""
 
     @property
     def alone(self) -> bool:
-        """Would two copies of it meet, on a port or in a database that the file does not give?"""
+        """Would two copies collide, on a port or in a database that the file fixes?"""
         service = self.service
         fixed_port = service.api is not None and not any("{port" in one for one in _strings([service.api, service.env]))
         own_store = self.effect.kind == "sql" and not re.search(r"\{(dir|postgres)\}", self.effect.target)
@@ -248,7 +248,7 @@ def fill_all(value: Any, values: Mapping[str, object]) -> Any:
 
 
 class Table:
-    """A table of the file that knows what was asked of it: what is left over is a mistake."""
+    """A table of the file that knows which keys were read: any other is a mistake."""
 
     def __init__(self, path: Path, text: str, name: str, told: Mapping[str, Any]) -> None:
         self.path, self.text, self.name = path, text, name
@@ -544,7 +544,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _line(text: str, dotted: str) -> int | None:
-    """Of the table or key `a.b.c`: the deepest part of it that stands there."""
+    """The line of the table or key `a.b.c`, or of its deepest part that is there."""
     table, best, depth = "", None, 0
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[+([^\]]+)\]", line):

@@ -1,4 +1,4 @@
-"""What happened, in one order: signals, submits, calls of the providers, effects, log lines, starts and ends."""
+"""What happened, in order: signals, submits, calls to providers, effects, log lines, starts and ends."""
 
 import json
 import threading

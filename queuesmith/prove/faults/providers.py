@@ -59,7 +59,7 @@ def _answers(
             provider.scripts.append(script)
         world.timeline.add("fault", does)
         world.submit(jobs)
-        # Until every job has called once, or is done without: the fault is over then, not the jobs.
+        # Until every job has called once, or is done without a call: the fault is over then, not the jobs.
         world.until(lambda: asked.times.keys() >= wanted or not still_open(world, batch), 20, 0.05)
         if asked.first and asked.lasts:
             world.pause((asked.first + asked.lasts - world.timeline.now()) / world.scale)
@@ -108,7 +108,7 @@ def _mix(spec: Spec) -> str:
 
 
 def _mixed(asked: Asked, call: Call) -> str:
-    """Each bad answer of the mix once, to the first jobs; by chance alone, 24 calls may well be good ones."""
+    """Each bad answer of the mix once, to the first jobs; by chance alone, all 24 calls may be good."""
     bad = [answer for answer, _ in call.route.answers if answer != "ok"] if call.route else []
     place = asked.keys.index(call.key)
     return bad[place] if place < len(bad) and asked.first_time(call) else "mix"

@@ -1,4 +1,4 @@
-"""Faults of those who send: the same twice, many times at once, what nobody can do or read, and long silence."""
+"""Faults of senders: the same job twice or many times at once, impossible and unreadable jobs, long silence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def twice(world: World, batch: Batch) -> None:
 
 @fault("burst", "the same request many times at once", quick=True)
 def burst(world: World, batch: Batch) -> None:
-    # A process each takes a second of a processor.
+    # Each process takes a second of CPU.
     times = 6 if world.quick and not isinstance(world.spec.service.submit, Request) else 20
     world.submit(world.new_jobs(batch, 1) * times, one_by_one=times)
     batch.hits.append(f"{times} equal requests")

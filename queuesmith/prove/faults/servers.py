@@ -136,7 +136,7 @@ def _store(name: str, does: str, hold: Callable[[World], Any], needs: Callable[[
         with hold(world):
             world.timeline.add("fault", f"database: {does}")
             wait = world.submit_later(jobs[2:])
-            # Where processes start slowly, none would be there before it is over.
+            # If processes start slowly, none would be up before it is over.
             world.until(lambda: still_open(world, batch), 15, 0.05)
             world.pause(4)
             waiting = still_open(world, batch)
