@@ -1,11 +1,11 @@
-"""The same work on the same Redis in the same run, for Queuesmith and for what people would use instead.
+"""The same work on the same Redis in the same run, for Queuesmith and its alternatives.
 
     python -m bench                                  quick: one round, everything small, minutes
     python -m bench --full                           three rounds; --publish: into bench/ too
     python -m bench --section latency,kills --peers queuesmith,celery
 
-Each peer runs in an environment of its own under build/bench/envs, made at the first run. Writes results.json,
-RESULTS.md and pictures into --out (build/bench); after every section, so that an interrupted run is not lost.
+Each peer runs in its own environment under build/bench/envs, made at the first run. Writes results.json,
+RESULTS.md and pictures into --out (build/bench) after every section, so that an interrupted run is not lost.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
         prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--full", action="store_true", help="real sizes, three rounds (about 90 minutes)")
-    parser.add_argument("--rounds", type=int, help="other than 1 (quick) or 3 (full)")
+    parser.add_argument("--rounds", type=int, help="instead of 1 (quick) or 3 (full)")
     parser.add_argument(
         "--section",
         type=_some(sections.NAMES),
@@ -37,17 +37,17 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--peers", type=_some(ORDER), default=ORDER, help="a,b,… of: " + ", ".join(ORDER))
     parser.add_argument(
-        "--brief", type=_some(ORDER), default=(), help="of these peers only the rate of no-op jobs, to save time"
+        "--brief", type=_some(ORDER), default=(), help="for these peers only the rate of no-op jobs, to save time"
     )
     parser.add_argument(
-        "--before", type=Path, help="results.json of an older commit on this machine, for what must not fall since"
+        "--before", type=Path, help="results.json of an older commit on this machine, for rates that must not fall"
     )
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="folder for what is written")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="output folder")
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the report")
     parser.add_argument(
         "--keep",
         action="store_true",
-        help="keep what bench/results.json holds of sections and peers that are not run now",
+        help="keep the sections and peers of bench/results.json that are not run now",
     )
     parser.add_argument(
         "--publish", action="store_true", help="also replace bench/results.json, from which the guide draws its page"
@@ -109,7 +109,7 @@ def _section(lab: Lab, found: results.Results, name: str, rounds: int) -> bool:
         lab.round, lab.prefix = turn, f"{name} {turn}/{turns}: "
         try:
             results.add(found, name, module, lab, module.measure(lab))
-        except Exception as error:  # the other sections are worth having
+        except Exception as error:  # the other sections are still worth having
             lab.say(f"failed: {error!r}")
             found.setdefault("errors", {})[name] = repr(error)
             return False

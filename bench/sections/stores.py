@@ -29,7 +29,7 @@ def measure(lab: Lab) -> dict[str, dict[str, Value]]:
     rows = {"SQLite": _row(lab, "")}
     try:
         server = PostgresServer.start()
-    except pytest.skip.Exception as missing:  # what the harness raises where the server is not installed
+    except pytest.skip.Exception as missing:  # raised if the server is not installed
         lab.say(str(missing))
         return rows
     try:
