@@ -7,7 +7,7 @@ from bench.results import Results, compare, median, values
 
 PIPELINE, BARE = "queuesmith", "queuesmith-bare"
 PYTHON_PEERS = ("stock", "celery", "rq", "arq", "saq", "taskiq", "dramatiq", "huey")
-# What must not fall for the sake of jobs, compared with an older commit on the same machine (`--before`).
+# Rates that faster jobs must not cost, compared with an older commit on the same machine (`--before`).
 KEPT = (
     ("relay", "SQLite", "rate"),
     ("relay", "PostgreSQL", "rate"),

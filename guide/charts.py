@@ -1,6 +1,6 @@
-"""Bar charts of the benchmark for the guide: drawn at build time, readable on a phone, told to a screen reader.
+"""Bar charts of the benchmark for the guide: drawn at build time, for phones and screen readers too.
 
-Each bar has its label and its words above it, so that nothing depends on a colour and a phone shows it whole.
+Each bar has its label and its words above it, so that nothing depends on colour and it fits a phone.
 """
 
 import re
@@ -33,7 +33,7 @@ class Bar:
     words: str
     parts: Sequence[tuple[str, float]]  # class of the colour, length
     ours: bool = False
-    endless: bool = False  # it did not end while it was watched
+    endless: bool = False  # it did not end while watched
 
 
 def chart(title: str, bars: Iterable[Bar]) -> str:
@@ -109,7 +109,7 @@ def _peers(results: dict[str, Any], section: str) -> list[tuple[str, str]]:
 
 
 def table(results: dict[str, Any], only: str = "", rounds: int = 1) -> str:
-    """The same and more as a table: all peers, or those that are named. No figure of fewer `rounds`."""
+    """The same and more as a table: all peers, or those named. No figure of fewer `rounds`."""
     shown = [cell for cell in COLUMNS if results["sections"].get(cell[1], {}).get("rounds", 0) >= rounds]
     lines = [f"| | {' | '.join(cell[0] for cell in shown)} |", f"|---|{'---:|' * len(shown)}"]
     for ident, about in results["peers"].items():

@@ -1,7 +1,7 @@
-"""The cards on the page `prove`: what `queuesmith prove --json` said, cut to what is worth reading.
+"""The cards on the page `prove`: the output of `queuesmith prove --json`, cut to what is worth reading.
 
 queuesmith prove SERVICE --seed 1 --json > card.json; python -m guide.prove_cards NAME card.json
-python -m guide.prove_cards seeds 1 20        the known-good service once per seed, on a machine that others keep busy
+python -m guide.prove_cards seeds 1 20        the known-good service once per seed, on a busy machine
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ def cards(names: str) -> str:
 
 
 def run_seeds(numbers: Iterable[int]) -> None:
-    """What became of the known-good service: how many rows of each verdict, and how busy the machine was."""
+    """Run the known-good service: how many rows of each verdict, and how busy the machine was."""
     from queuesmith.prove.run import Options, prove
     from queuesmith.prove.spec import load
 

@@ -2,7 +2,7 @@
 
     python -m guide.scanned OWNER/NAME@COMMIT=FOLDER …     -> guide/scanned.json, how often each rule was found
 
-Somebody looked at each finding: `guide/scanned.toml` has those that are wrong. `make sync` makes the page of both.
+Each finding was reviewed: `guide/scanned.toml` lists the wrong ones. `make sync` makes the page from both.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Makes guide/assets/screenshots: StudyHall at work, in a real browser, and what a real Prometheus shows of it. Needs
+"""Makes guide/assets/screenshots: StudyHall at work in a real browser, and its metrics in a real Prometheus. Needs
 chromium, playwright and prometheus.
 
 One run: an API, a worker, a relay and a payment sandbox on a temporary data directory, documents on their way,
@@ -29,7 +29,7 @@ LARGEST = 8_000
 
 
 def main(which: str = "") -> None:
-    """Both, or the one that is named."""
+    """Both, or the one named."""
     TARGET.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="screenshots-") as folder:
         # Two jobs at a time per queue: some have to wait, as in real life.
@@ -96,7 +96,7 @@ def _chart(hall: StudyHall, browser: Any, prometheus: str) -> None:
     page = browser.new_context(viewport={"width": 1000, "height": 1400}, reduced_motion="reduce").new_page()
     for _ in range(6):
         for sample in ("water-cycle.md", "photosynthesis.pdf"):
-            with contextlib.suppress(OSError):  # refused: a machine that is busy with something else
+            with contextlib.suppress(OSError):  # refused: the machine is busy
                 hall.upload(SAMPLES / sample)
         page.wait_for_timeout(8_000)
     page.goto(f"{prometheus}/classic/graph?{urlencode({'g0.expr': expr, 'g0.tab': 0, 'g0.range_input': '1m'})}")

@@ -88,7 +88,7 @@ def _same(path: Path, other: Path) -> bool:
 
 
 def run(stack: str, twin: str, *only: str, seed: int = 1, quick: bool = False, keep: bool = False) -> Card:
-    """The card of the service with the modules (`kept`) or of its twin as tutorials write it (`default`)."""
+    """The card of the service with the modules (`kept`), or of its twin as in tutorials (`default`)."""
     folder = install(stack)
     if twin == "default":
         folder = Path(shutil.copytree(SERVICES / stack / "naive", BUILT / stack / "naive", dirs_exist_ok=True))
@@ -126,7 +126,7 @@ def summary(card: Card) -> dict[str, Any]:
 
 
 def _told(row: Any) -> str:
-    """`lost 4, duplicated 2`; of a fault that was survived, how long that took."""
+    """`lost 4, duplicated 2`; for a fault that was survived, how long that took."""
     if row.broken:
         parts = []
         for breach in row.broken:
@@ -173,7 +173,7 @@ def table(stack: str) -> str:
 
 
 def matrix() -> str:
-    """All stacks beside each other, every fault."""
+    """All stacks side by side, every fault."""
     told = {stack: measured for stack in STACKS if set(TWINS) <= (measured := results_of(stack)).keys()}
     heads = [
         f"{STACKS[stack]}, {'default' if twin == 'default' else 'with the modules'}" for stack in told for twin in TWINS

@@ -1,6 +1,6 @@
-"""Timelines: a fault moved along the steps of a pattern, and what the usual version and ours make of it.
+"""Timelines: a fault at each step of a pattern, and what the usual version and ours make of it.
 
-Without scripts it is a list of all moments; assets/timeline.js makes one slider of it. Both read the same table.
+Without scripts it is a list of all moments; assets/timeline.js turns it into a slider. Both use the same table.
 """
 
 import functools
@@ -40,7 +40,7 @@ def verdict(then: list[list[str]], done: list[tuple[str, str, str]]) -> list[str
 
 
 def timeline(ident: str) -> str:
-    """The figure of a pattern, or nothing when it has none."""
+    """The figure of a pattern; empty if it has none."""
     given = timelines().get(ident)
     if given is None:
         return ""

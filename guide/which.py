@@ -1,4 +1,4 @@
-"""Which queue, which broker: a table of each, from the runs (bench, fault suite, stacks). No figure is typed."""
+"""Which queue, which broker: a table for each, from the runs (bench, fault suite, stacks). No figure is typed."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ from guide.charts import median_of
 from queuesmith.catalogue import ROOT
 
 REDIS = "Redis or Valkey"
-# Of the benchmark's peer: what it runs with, and the stack of reference/stacks that was put under the same faults.
+# Peer of the benchmark -> its language, its server, and its stack in reference/stacks, if any.
 QUEUES = {
     "queuesmith": ("Python", REDIS, ""),
     "queuesmith-bare": ("Python", REDIS, ""),
