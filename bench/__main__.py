@@ -45,9 +45,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="output folder")
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the report")
     parser.add_argument(
-        "--keep",
-        action="store_true",
-        help="keep the sections and peers of bench/results.json that are not run now",
+        "--keep", action="store_true", help="keep the sections and peers of bench/results.json that are not run now"
     )
     parser.add_argument(
         "--publish", action="store_true", help="also replace bench/results.json, from which the guide draws its page"
@@ -77,53 +75,53 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             lab = Lab(peers, quick=not given.full, server=server, folder=Path(folder), brief=given.brief)
-            found = results.begin(lab, missing, rounds)
+            run = results.begin(lab, missing, rounds)
             if given.before:
-                found["before"] = results.before(given.before, KEPT)
+                run["before"] = results.before(given.before, KEPT)
             earlier: results.Results = {"peers": {}, "sections": {}}
             if given.keep:
-                earlier = results.keep(found, HERE / "results.json", chosen)
+                earlier = results.keep(run, HERE / "results.json", chosen)
             for name in chosen:
-                if _section(lab, found, name, rounds):
-                    results.keep_rows(found, earlier, name)
-                _write(found, given.out)
+                if _section(lab, run, name, rounds):
+                    results.keep_rows(run, earlier, name)
+                _write(run, given.out)
     finally:
         server.stop()
     seconds = round(time.monotonic() - began)
     if given.publish:
         shutil.copyfile(given.out / "results.json", HERE / "results.json")
-    print(json.dumps(found, indent=1) if given.json else (given.out / "RESULTS.md").read_text())
-    kept = [target for target in targets(found) if target.verdict != "not measured"]
+    print(json.dumps(run, indent=1) if given.json else (given.out / "RESULTS.md").read_text())
+    kept = [target for target in targets(run) if target.verdict != "not measured"]
     met = sum(target.met for target in kept)
     print(f"{met} of {len(kept)} targets met, {seconds} s: {given.out}/RESULTS.md", file=sys.stderr)
     return 0
 
 
-def _section(lab: Lab, found: results.Results, name: str, rounds: int) -> bool:
+def _section(lab: Lab, run: results.Results, name: str, rounds: int) -> bool:
     module = sections.load(name)
     turns = min(rounds, getattr(module, "ROUNDS", rounds))
     lab.failures = {}
-    found["sections"].pop(name, None)
+    run["sections"].pop(name, None)
     began = time.monotonic()
     for turn in range(1, turns + 1):
         lab.round, lab.prefix = turn, f"{name} {turn}/{turns}: "
         try:
-            results.add(found, name, module, lab, module.measure(lab))
+            results.add(run, name, module, lab, module.measure(lab))
         except Exception as error:  # the other sections are still worth having
             lab.say(f"failed: {error!r}")
-            found.setdefault("errors", {})[name] = repr(error)
+            run.setdefault("errors", {})[name] = repr(error)
             return False
-    found["sections"][name]["seconds"] = round(time.monotonic() - began)
-    found["sections"] = {known: found["sections"][known] for known in sections.NAMES if known in found["sections"]}
+    run["sections"][name]["seconds"] = round(time.monotonic() - began)
+    run["sections"] = {known: run["sections"][known] for known in sections.NAMES if known in run["sections"]}
     return True
 
 
-def _write(found: results.Results, out: Path) -> None:
-    drawn = plots.pictures(found)
-    results.save(found, out / "results.json")
+def _write(run: results.Results, out: Path) -> None:
+    drawn = plots.pictures(run)
+    results.save(run, out / "results.json")
     for name, svg in drawn.items():
         (out / f"{name}.svg").write_text(svg)
-    (out / "RESULTS.md").write_text(report.markdown(found, {name: f"{name}.svg" for name in drawn}))
+    (out / "RESULTS.md").write_text(report.markdown(run, {name: f"{name}.svg" for name in drawn}))
 
 
 if __name__ == "__main__":

@@ -109,17 +109,17 @@ class Peer:
 
     @classmethod
     def load(cls, ident: str) -> Peer:
-        told: dict[str, Any] = tomllib.loads((PEERS / ident / "peer.toml").read_text())
+        about: dict[str, Any] = tomllib.loads((PEERS / ident / "peer.toml").read_text())
         return cls(
             ident,
-            told["title"],
-            told["package"],
-            told["pace"],
-            told["bulk"],
-            told["processes"] == "own",
-            told["reliable"],
-            tuple(told["states"]),
-            told.get("concurrency", {}),
+            about["title"],
+            about["package"],
+            about["pace"],
+            about["bulk"],
+            about["processes"] == "own",
+            about["reliable"],
+            tuple(about["states"]),
+            about.get("concurrency", {}),
         )
 
     @property

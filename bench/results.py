@@ -80,8 +80,8 @@ def keep_rows(results: Results, earlier: Results, name: str) -> None:
 def before(path: Path, figures: Iterable[tuple[str, str, str]]) -> dict[str, float]:
     """The medians of these figures in another run: `section/row/figure` -> value."""
     other = json.loads(path.read_text())
-    found = {"/".join(figure): median(other, *figure) for figure in figures}
-    return {name: value for name, value in found.items() if value is not None}
+    medians = {"/".join(figure): median(other, *figure) for figure in figures}
+    return {name: value for name, value in medians.items() if value is not None}
 
 
 def _about(peer: Peer) -> dict[str, str]:
@@ -140,8 +140,8 @@ def _compact(text: str) -> str:
 
 
 def values(results: Results, section: str, row: str, key: str) -> list[float]:
-    found = figure(results, section, row, key)
-    return list(found) if isinstance(found, list) else []
+    rounds = figure(results, section, row, key)
+    return list(rounds) if isinstance(rounds, list) else []
 
 
 def figure(results: Results, section: str, row: str, key: str) -> list[float] | str | None:
@@ -151,8 +151,8 @@ def figure(results: Results, section: str, row: str, key: str) -> list[float] | 
 
 
 def median(results: Results, section: str, row: str, key: str) -> float | None:
-    found = values(results, section, row, key)
-    return statistics.median(found) if found else None
+    rounds = values(results, section, row, key)
+    return statistics.median(rounds) if rounds else None
 
 
 def compare(results: Results, section: str, key: str, one: str, other: str) -> Ratio | None:
@@ -170,6 +170,6 @@ def columns(section: Mapping[str, Any]) -> dict[str, Column]:
 
 def limit(results: Results, kind: str) -> float | None:
     """What this Redis can do at most: calls per second of BullMQ's `add` or `work` script."""
-    found = [median(results, "ceiling", kind, key) for key in ("P1", "P16")]
-    known = [value for value in found if value is not None]
+    rates = [median(results, "ceiling", kind, key) for key in ("P1", "P16")]
+    known = [value for value in rates if value is not None]
     return max(known) if known else None

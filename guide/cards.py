@@ -99,10 +99,10 @@ def box(entries: Measured, promise: str = "") -> str:
     if not entries:
         text = f"Figures: {UNMEASURED}. `make faults` runs the proofs and writes them."
         return f"{head}{promise}\n\n{text}\n\n</section>"
-    told = "\n".join(f"- {text}" for pattern in _by_pattern(entries) for text in sentences(*pattern))
+    listed = "\n".join(f"- {text}" for pattern in _by_pattern(entries) for text in sentences(*pattern))
     raw = f"{table(entries.items())}\n\n{run(entries)}"
     details = f'<details class="qs-raw" markdown><summary>Raw figures</summary>\n\n{raw}\n\n</details>'
-    return f"{head}{promise}\n\n{told}\n\n{details}\n\n</section>"
+    return f"{head}{promise}\n\n{listed}\n\n{details}\n\n</section>"
 
 
 def _by_pattern(entries: Measured) -> list[tuple[str, Measured]]:
@@ -125,13 +125,13 @@ def sentences(pattern: str, entries: Measured) -> list[str]:
         plain, store = experiment(name)
         merged.setdefault(plain, {})[store] = sentence(pattern, plain, entry["figures"])
     order = [*templates().get(pattern, {})]
-    told = []
+    result = []
     for plain in sorted(merged, key=lambda name: (order.index(name) if name in order else len(order), name)):
         (store, text), *others = merged[plain].items()
         same = [STORES[other] for other, sentence in others if sentence == text]
         on = f" ({' and '.join([STORES[store], *same])})" if store else ""
-        told.append(f"{text.removesuffix('.')}{on}.")
-    return told
+        result.append(f"{text.removesuffix('.')}{on}.")
+    return result
 
 
 def experiment(name: str) -> tuple[str, str]:

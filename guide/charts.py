@@ -41,7 +41,7 @@ def chart(title: str, bars: Iterable[Bar]) -> str:
     bars = list(bars)
     most = max((sum(value for _, value in bar.parts) for bar in bars), default=0.0) or 1.0
     ident = "qs-" + re.sub(r"\W+", "-", title.lower()).strip("-")
-    told = "; ".join(f"{bar.label}: {bar.words}" for bar in bars)
+    description = "; ".join(f"{bar.label}: {bar.words}" for bar in bars)
     drawn = []
     for place, bar in enumerate(bars):
         top, left = place * ROW, 0.0
@@ -62,7 +62,7 @@ def chart(title: str, bars: Iterable[Bar]) -> str:
         f'<figure class="qs-chart"><figcaption id="{ident}">{escape(title)}</figcaption>'
         f'<svg viewBox="0 0 {WIDTH} {len(bars) * ROW}" role="img" aria-labelledby="{ident}" '
         f'aria-describedby="{ident}-told">'
-        f'<desc id="{ident}-told">{escape(told)}</desc>{inner}</svg></figure>'
+        f'<desc id="{ident}-told">{escape(description)}</desc>{inner}</svg></figure>'
     )
 
 

@@ -197,12 +197,12 @@ def _split_lead(text: str) -> tuple[str, str]:
 def _limits(pattern: Pattern) -> str:
     """When the promise does not hold, in the words of the module."""
     docstring = ast.get_docstring(ast.parse((catalogue.MODULES / pattern.own[0]).read_text())) or ""
-    told = []
+    limits = []
     for paragraph in docstring.split("\n\n"):
         if LIMITS.search(paragraph):
             text = re.sub(r"\A(When|Where) (it|they) (does|do) not hold:?\s*", "", paragraph, flags=re.IGNORECASE)
-            told.append(re.sub(r"^(?=- )", "\n", text, count=1, flags=re.MULTILINE).strip())
-    return "**When it does not hold**{ .qs-limits }\n\n" + "\n\n".join(told) if told else ""
+            limits.append(re.sub(r"^(?=- )", "\n", text, count=1, flags=re.MULTILINE).strip())
+    return "**When it does not hold**{ .qs-limits }\n\n" + "\n\n".join(limits) if limits else ""
 
 
 def _modules(pattern: Pattern) -> str:
@@ -381,12 +381,12 @@ def errors() -> str:
         if known.isdisjoint(getattr(base, "id", "") for base in node.bases):
             continue
         known.add(node.name)
-        told = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split()).replace("|", "\\|")
+        message = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split()).replace("|", "\\|")
         link = f"[`{node.name}`]({sources.link(f'{MODULES}/{module}', node.lineno)})"
         page = owner.get(module)
         read = f"[{page.title}](page:patterns/{page.id})" if page else ""
-        if told and not node.name.startswith("_"):
-            rows.append((node.name, f"| {link} | {told} | {read} |"))
+        if message and not node.name.startswith("_"):
+            rows.append((node.name, f"| {link} | {message} | {read} |"))
     return "\n".join(["| error | says | read |", "|---|---|---|", *(line for _, line in sorted(rows))])
 
 

@@ -73,7 +73,7 @@ def _show(hall: StudyHall, browser: Any, folder: Path) -> None:
 def _prometheus(folder: Path, *ports: int) -> Iterator[str]:
     """Its address; the rules are those of every generated service."""
     rules = ROOT / "templates" / "common" / "ops" / "alerts.yml"
-    targets, port = json.dumps([f"127.0.0.1:{one}" for one in ports]), free_port()
+    targets, port = json.dumps([f"127.0.0.1:{number}" for number in ports]), free_port()
     (folder / "prometheus.yml").write_text(
         f"global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: [{rules}]\n"
         f"scrape_configs: [{{job_name: studyhall, static_configs: [{{targets: {targets}}}]}}]\n"
@@ -92,7 +92,9 @@ def _prometheus(folder: Path, *ports: int) -> Iterator[str]:
 def _chart(hall: StudyHall, browser: Any, prometheus: str) -> None:
     """What the dashboard shows of the jobs' ends, drawn by Prometheus."""
     board = json.loads((ROOT / "templates" / "common" / "ops" / "dashboard.json").read_text())
-    [expr] = [one["expr"] for panel in board["panels"] for one in panel["targets"] if "jobs_total" in one["expr"]]
+    [expr] = [
+        target["expr"] for panel in board["panels"] for target in panel["targets"] if "jobs_total" in target["expr"]
+    ]
     page = browser.new_context(viewport={"width": 1000, "height": 1400}, reduced_motion="reduce").new_page()
     for _ in range(6):
         for sample in ("water-cycle.md", "photosynthesis.pdf"):

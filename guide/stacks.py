@@ -145,10 +145,10 @@ def results_of(stack: str) -> dict[str, Any]:
 
 
 def _cell(results: dict[str, Any], twin: str, fault: str) -> str:
-    verdict, told = results.get(twin, {}).get("rows", {}).get(fault, ["–", ""])
+    verdict, text = results.get(twin, {}).get("rows", {}).get(fault, ["–", ""])
     if verdict == "broken":
-        return f"**{told}**"
-    return f"{verdict}, {told}" if told else str(verdict)
+        return f"**{text}**"
+    return f"{verdict}, {text}" if text else str(verdict)
 
 
 def table(stack: str) -> str:
@@ -174,13 +174,15 @@ def table(stack: str) -> str:
 
 def matrix() -> str:
     """All stacks side by side, every fault."""
-    told = {stack: measured for stack in STACKS if set(TWINS) <= (measured := results_of(stack)).keys()}
+    complete = {stack: measured for stack in STACKS if set(TWINS) <= (measured := results_of(stack)).keys()}
     heads = [
-        f"{STACKS[stack]}, {'default' if twin == 'default' else 'with the modules'}" for stack in told for twin in TWINS
+        f"{STACKS[stack]}, {'default' if twin == 'default' else 'with the modules'}"
+        for stack in complete
+        for twin in TWINS
     ]
     lines = [f"| fault | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
     for name in CARD:
-        cells = [_cell(results, twin, name) for results in told.values() for twin in TWINS]
+        cells = [_cell(results, twin, name) for results in complete.values() for twin in TWINS]
         lines.append(f"| {name}: {FAULTS[name].does} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -75,11 +75,11 @@ def _semantics(bench: dict[str, Any], ident: str) -> str:
 def _breaks(stack: str) -> str:
     """How many faults of the card broke a promise, of those that hit."""
     results = stacks.results_of(stack) if stack else {}
-    told = []
+    parts = []
     for twin in stacks.TWINS:
         rows = [results.get(twin, {}).get("rows", {}).get(name, [""])[0] for name in stacks.CARD]
-        told.append(f"{rows.count('broken')} of {sum(row in ('held', 'broken') for row in rows)}")
-    return " → ".join(told) if results else "–"
+        parts.append(f"{rows.count('broken')} of {sum(row in ('held', 'broken') for row in rows)}")
+    return " → ".join(parts) if results else "–"
 
 
 def brokers() -> str:

@@ -54,9 +54,7 @@ class Project:
                 )
         top = prefix.split(".")[0]
         if not (folder / "__init__.py").is_file() and (top in sys.stdlib_module_names or top in catalogue.pinned()):
-            raise Refused(
-                f"{into or folder}: a package {top} would hide the {top} that others import; rename it"
-            )
+            raise Refused(f"{into or folder}: a package {top} would hide the {top} that others import; rename it")
         return cls(root, where, prefix)
 
     @property

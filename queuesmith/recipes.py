@@ -70,11 +70,11 @@ class Recipe:
 def recipes() -> dict[str, Recipe]:
     known = {}
     for file in sorted(FOLDER.glob("*/recipe.toml")):
-        told = tomllib.loads(file.read_text(encoding="utf-8"))
-        fields, patterns = parse_fields(told.pop("fields")), tuple(told.pop("patterns"))
-        packages, env = tuple(told.pop("packages", ())), told.pop("env", {})
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        fields, patterns = parse_fields(content.pop("fields")), tuple(content.pop("patterns"))
+        packages, env = tuple(content.pop("packages", ())), content.pop("env", {})
         known[file.parent.name] = Recipe(
-            id=file.parent.name, fields=fields, patterns=patterns, packages=packages, env=env, **told
+            id=file.parent.name, fields=fields, patterns=patterns, packages=packages, env=env, **content
         )
     return known
 

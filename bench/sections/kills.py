@@ -51,14 +51,14 @@ def measure(lab: Lab) -> dict[str, dict[str, Value]]:
     jobs, kills, limit = lab.scale((200, 5, 130), (1_000, 20, 480))
     rows: dict[str, dict[str, Value]] = {}
 
-    def one(peer: Peer) -> None:
+    def try_peer(peer: Peer) -> None:
         try:
             rows[peer.id] = survive(lab, peer, jobs=jobs, kills=kills, limit=limit, seed=SEED + lab.round)
         except (RuntimeError, OSError, redis.RedisError) as error:
             lab.failed(peer, error)
 
     with ThreadPoolExecutor(AT_ONCE) as turns:
-        list(turns.map(one, sorted(lab.peers, key=lambda peer: peer.id not in SLOWEST)))
+        list(turns.map(try_peer, sorted(lab.peers, key=lambda peer: peer.id not in SLOWEST)))
     return {peer.id: rows[peer.id] for peer in lab.peers if peer.id in rows}
 
 

@@ -35,7 +35,7 @@ def measure(lab: Lab) -> dict[str, dict[str, Value]]:
         peer.id: {"by_default": WORDS[peer.id].default, "settings": WORDS[peer.id].takeover} for peer in lab.peers
     }
 
-    def one(turn: tuple[Peer, str]) -> None:
+    def run_turn(turn: tuple[Peer, str]) -> None:
         peer, mode = turn
         try:
             rows[peer.id][mode] = recover(lab, peer, limit=limit, lowered=mode == "lowered")
@@ -45,7 +45,7 @@ def measure(lab: Lab) -> dict[str, dict[str, Value]]:
 
     # The long waits first, so that the threads end together.
     with ThreadPoolExecutor(AT_ONCE) as turns:
-        list(turns.map(one, [(peer, mode) for mode in ("default", "lowered") for peer in lab.peers]))
+        list(turns.map(run_turn, [(peer, mode) for mode in ("default", "lowered") for peer in lab.peers]))
     return {name: row for name, row in rows.items() if "default" in row and "lowered" in row}
 
 

@@ -104,9 +104,9 @@ def started(
 
 
 async def _one(console: Console, action: str, queue: str, job_id: str, state: str | None = None) -> None:
-    found = state or (await where(console, queue, job_id))["state"]
-    if found not in FITS[action]:
-        why = "it runs right now" if found == "active" else f"it is {found}"
+    current = state or (await where(console, queue, job_id))["state"]
+    if current not in FITS[action]:
+        why = "it runs right now" if current == "active" else f"it is {current}"
         raise Problem(409, "conflict", f"{action} is not possible: {why}.")
     if action == "cancel":
         if not is_ours(parsed(await console.redis.hget(console.key(queue, job_id), "data"))):
@@ -126,7 +126,7 @@ async def _one(console: Console, action: str, queue: str, job_id: str, state: st
             job = await handle.getJob(job_id)
             if job is None:
                 raise Problem(404, "not-found", "The job is gone.")
-            await job.retry(found)
+            await job.retry(current)
     except (Problem, RedisError, OSError):
         raise
     except Exception as error:  # BullMQ raises nothing more specific
@@ -138,10 +138,10 @@ async def _many(console: Console, wanted: Many, state: dict[str, Any]) -> None:
     if wanted.action == "cancel" and not ids:  # they stay until a worker ends them
         while len(ids) < wanted.count:
             async with console.bounded():
-                found = await _next(console, wanted, len(ids), min(1_000, wanted.count - len(ids)))
-            if not found:
+                more = await _next(console, wanted, len(ids), min(1_000, wanted.count - len(ids)))
+            if not more:
                 break
-            ids += found
+            ids += more
     elif not ids:
         await _all(console, wanted, state)
     for job_id in dict.fromkeys(ids):

@@ -76,23 +76,23 @@ async def dead_letters(
     async with read(console.database()) as connection:
         total = await connection.scalar(select(func.count()).where(*same))
         queues = (await connection.scalars(select(columns.queue).distinct())).all()
-        found = (await connection.execute(newest)).all()
-    return {"dead_letters": [_brief(one) for one in found], "total": total, "queues": sorted(queues)}
+        letters = (await connection.execute(newest)).all()
+    return {"dead_letters": [_brief(row) for row in letters], "total": total, "queues": sorted(queues)}
 
 
 @router.get("/{dead_letter_id}")
 async def show(console: State, _: Admin, dead_letter_id: DeadLetterId) -> dict[str, Any]:
     """One dead letter: payload with secrets masked, stack traces, earlier deaths of the same job."""
-    found = await dead_letter.show(console.database(), dead_letter_id)
-    traces = json.loads(found[0].snapshot["fields"].get("stacktrace") or "[]")
+    deaths = await dead_letter.show(console.database(), dead_letter_id)
+    traces = json.loads(deaths[0].snapshot["fields"].get("stacktrace") or "[]")
     return {
-        **_brief(found[0]),
-        "correlation_id": found[0].correlation_id,
-        "payload": redact(found[0].data),
+        **_brief(deaths[0]),
+        "correlation_id": deaths[0].correlation_id,
+        "payload": redact(deaths[0].data),
         "attempts_failed": [
             {"attempt": number, "error": redact_text(str(trace))} for number, trace in enumerate(traces, 1)
         ],
-        "earlier": [_brief(one) for one in found[1:]],
+        "earlier": [_brief(row) for row in deaths[1:]],
     }
 
 
@@ -132,5 +132,5 @@ async def _replay(console: Console, wanted: ReplayMany, state: dict[str, Any]) -
             state["refused"][ident] = redact_text(str(error))
 
 
-def _brief(one: Any) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in BRIEF} | {"reason": redact_text(one.reason)}
+def _brief(row: Any) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in BRIEF} | {"reason": redact_text(row.reason)}

@@ -85,10 +85,10 @@ async def jobs(
         there = {(row["queue"], row["id"]) for row in rows}
         until, low = time.monotonic() + SEARCH_SECONDS, word.lower()
         while offset < total and len(rows) < size and time.monotonic() < until:
-            found = await page_of(console, parts, offset, SEARCHED)
-            if not found:  # they ended while we looked
+            batch = await page_of(console, parts, offset, SEARCHED)
+            if not batch:  # they ended while we looked
                 offset = total
-            for row in found:
+            for row in batch:
                 offset += 1
                 if _matches(row, low) and (row["queue"], row["id"]) not in there:
                     rows.append(row)
@@ -110,11 +110,11 @@ async def export(
         word, offset, given = (q or "").strip().lower(), 0, 0
         while given < MAX_EXPORT:
             async with console.bounded():
-                found = await page_of(console, parts, offset, 100, whole=True)
-            if not found:
+                batch = await page_of(console, parts, offset, 100, whole=True)
+            if not batch:
                 break
             offset += 100
-            fitting = [row for row in found if _matches(row, word)][: MAX_EXPORT - given]
+            fitting = [row for row in batch if _matches(row, word)][: MAX_EXPORT - given]
             if fitting:
                 yield ",\n" if given else "["
                 yield ",\n".join(json.dumps(row, ensure_ascii=False) for row in fitting)
@@ -150,7 +150,7 @@ async def job(console: State, _: Admin, queue: QueueName, job_id: JobId) -> dict
     client, key = console.redis, console.key(queue, job_id)
     async with console.bounded():
         fields: dict[str, str] = await client.hgetall(key) if await client.type(key) == "hash" else {}
-        found = await where(console, queue, job_id) if fields else {"state": "gone"}
+        place = await where(console, queue, job_id) if fields else {"state": "gone"}
         happened = await _timeline(client, console.key(queue, "events"), job_id)
         logs = await client.lrange(f"{key}:logs", -MAX_LOGS, -1)
         logged = await client.llen(f"{key}:logs")
@@ -162,12 +162,12 @@ async def job(console: State, _: Admin, queue: QueueName, job_id: JobId) -> dict
         raise Problem(404, "not-found", f"There is no job {job_id!r} in {queue}, nor a dead letter of one.")
     if not fields:
         fields = {name: str(value) for name, value in deaths[0].snapshot["fields"].items()}
-        found = {"state": "dead"}
+        place = {"state": "dead"}
     traces = parsed(fields.get("stacktrace")) or []
-    row = _row(queue, job_id, found["state"], fields.get("returnvalue"), *(fields.get(name) for name in ROW))
+    row = _row(queue, job_id, place["state"], fields.get("returnvalue"), *(fields.get(name) for name in ROW))
     return {
         **row,
-        **{name: value for name, value in found.items() if name != "state"},
+        **{name: value for name, value in place.items() if name != "state"},
         "starts": int(fields.get("ats") or 0),
         "stalls": int(fields.get("stc") or 0),
         "options": redact(parsed(fields.get("opts"))),
@@ -182,7 +182,8 @@ async def job(console: State, _: Admin, queue: QueueName, job_id: JobId) -> dict
         "cancellable": console.store is not None and is_ours(parsed(fields.get("data"))),
         "timeline": happened,
         "deaths": [
-            {"id": one.id, "at": one.failed_at, "cause": one.cause, "reason": redact_text(one.reason)} for one in deaths
+            {"id": death.id, "at": death.failed_at, "cause": death.cause, "reason": redact_text(death.reason)}
+            for death in deaths
         ],
     }
 
@@ -197,7 +198,7 @@ async def cancel_job(
         stopped = await cancelling.cancel(
             console.redis, console.database(), queue, job_id, (why or Reason()).reason, prefix=console.producer.prefix
         )
-    return [{"queue": one.queue, "job_id": one.job_id, "state": one.state, "reason": one.reason} for one in stopped]
+    return [{"queue": job.queue, "job_id": job.job_id, "state": job.state, "reason": job.reason} for job in stopped]
 
 
 @router.get("/flows/{queue}/{job_id}")
@@ -246,12 +247,12 @@ async def where(console: Console, queue: str, job_id: str) -> dict[str, Any]:
         return {"state": "active"}
     for state, score in zip(sets, scores, strict=True):
         if score is not None:
-            found: dict[str, Any] = {"state": state}
+            answer: dict[str, Any] = {"state": state}
             if state == "delayed":
-                found["due"] = score // 0x1000 / 1000
+                answer["due"] = score // 0x1000 / 1000
             elif state == "prioritized":
-                found["position"] = 1 + int(await client.zrank(console.key(queue, state), job_id) or 0)
-            return found
+                answer["position"] = 1 + int(await client.zrank(console.key(queue, state), job_id) or 0)
+            return answer
     for name in ("wait", "paused"):
         # The job served next is at the end.
         place = await client.lpos(console.key(queue, name), job_id, rank=-1, maxlen=FAR)
@@ -288,11 +289,11 @@ async def page_of(
             continue
         key, take = console.key(queue, state), min(size - len(ids), count - start)
         if state in LISTS:
-            found = [(one, 0.0) for one in (await client.lrange(key, -start - take, -start - 1))[::-1]]
+            members = [(ident, 0.0) for ident in (await client.lrange(key, -start - take, -start - 1))[::-1]]
         else:
             last = start + take - 1
-            found = await client.zrange(key, start, last, desc=state in NEWEST_FIRST, withscores=True)
-        ids += [(queue, state, ident, score) for ident, score in found]
+            members = await client.zrange(key, start, last, desc=state in NEWEST_FIRST, withscores=True)
+        ids += [(queue, state, ident, score) for ident, score in members]
         start = 0
         if len(ids) >= size:
             break
@@ -302,9 +303,9 @@ async def page_of(
             # A result can be large, and only that of a completed job says something about its state.
             result = "returnvalue" if state == "completed" and size <= 100 else "-"
             pipe.hmget(console.key(queue, ident), result, *ROW, *more)
-        found = await pipe.execute()
+        answers = await pipe.execute()
     rows = []
-    for (queue, state, ident, score), values in zip(ids, found, strict=True):
+    for (queue, state, ident, score), values in zip(ids, answers, strict=True):
         row = _row(queue, ident, state, *values[: len(ROW) + 1])
         if state == "delayed":
             row["due"] = score // 0x1000 / 1000
@@ -327,9 +328,9 @@ async def _exact(console: Console, queues: Sequence[str], state: str | None, job
         if kind != "hash":
             continue
         values = await console.redis.hmget(console.key(queue, job_id), "returnvalue", *ROW)
-        found = await where(console, queue, job_id)
-        if values[1] is not None and state in (None, found["state"]):
-            rows.append({**_row(queue, job_id, found["state"], *values), **_due(found)})
+        place = await where(console, queue, job_id)
+        if values[1] is not None and state in (None, place["state"]):
+            rows.append({**_row(queue, job_id, place["state"], *values), **_due(place)})
     return rows
 
 
@@ -337,8 +338,8 @@ def _matches(row: dict[str, Any], word: str) -> bool:
     return word in row["id"].lower() or word in row["name"].lower()
 
 
-def _due(found: dict[str, Any]) -> dict[str, Any]:
-    return {"due": found["due"]} if "due" in found else {}
+def _due(place: dict[str, Any]) -> dict[str, Any]:
+    return {"due": place["due"]} if "due" in place else {}
 
 
 async def _node(console: Console, key: str) -> dict[str, Any]:
@@ -364,7 +365,7 @@ def _ident(console: Console, key: str) -> str:
 
 async def _timeline(client: Any, key: str, job_id: str) -> list[dict[str, Any]]:
     """What the queue's event stream still knows about the job, oldest first."""
-    found: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     last, left = "+", MAX_EVENTS_READ
     while left > 0:
         rows = await client.xrevrange(key, last, count=min(1_000, left))
@@ -372,11 +373,11 @@ async def _timeline(client: Any, key: str, job_id: str) -> list[dict[str, Any]]:
             if fields.get("jobId") == job_id and fields.get("event") in TOLD:
                 at = int(ident.partition("-")[0]) / 1000
                 detail = fields.get("failedReason") or fields.get("prev") or ""
-                found.append({"at": at, "event": fields["event"], "detail": redact_text(detail)})
+                events.append({"at": at, "event": fields["event"], "detail": redact_text(detail)})
         if len(rows) < 1_000:
             break
         last, left = f"({rows[-1][0]}", left - len(rows)
-    return found[::-1]
+    return events[::-1]
 
 
 def _row(queue: str, ident: str, state: str, result: str | None, *values: str | None) -> dict[str, Any]:

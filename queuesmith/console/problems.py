@@ -108,7 +108,9 @@ def install(api: FastAPI, meanings: Sequence[Meaning] = MEANINGS) -> None:
     @api.exception_handler(RequestValidationError)
     async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         # Where and why, never what: the input may hold a secret.
-        faults = [{"at": ".".join(map(str, one["loc"])), "message": str(one["msg"])} for one in error.errors()[:20]]
+        faults = [
+            {"at": ".".join(map(str, fault["loc"])), "message": str(fault["msg"])} for fault in error.errors()[:20]
+        ]
         return problem(422, "invalid", "The request does not fit; see errors.", errors=faults)
 
     @api.exception_handler(Exception)
@@ -129,9 +131,9 @@ def problem_of(error: Exception, meanings: Sequence[Meaning] = MEANINGS) -> JSON
             wait = getattr(error, "retry_after", 2.0 if status == 503 else None)
             headers = {"Retry-After": str(max(1, math.ceil(wait)))} if wait is not None else {}
             inner = isinstance(error, INNER) and not isinstance(error, Permanent)
-            said = "A server behind this does not answer. Try again soon." if inner else redact_text(str(error))
+            detail = "A server behind this does not answer. Try again soon." if inner else redact_text(str(error))
             if status >= 500:
                 log.warning("not available", extra={"fields": {"problem": slug, "error": type(error).__name__}})
-            return problem(status, slug, said, headers)
+            return problem(status, slug, detail, headers)
     log.error("a request failed", exc_info=error)
     return problem(500, "internal", "Something went wrong here; the log has it under the correlation id.")

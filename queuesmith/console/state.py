@@ -87,8 +87,8 @@ class Console:
             return frozenset()
         if self._tables is None:
             async with read(self.store) as connection:
-                found = await connection.run_sync(lambda sync: inspect(sync).get_table_names())
-            self._tables = frozenset(found)
+                names = await connection.run_sync(lambda sync: inspect(sync).get_table_names())
+            self._tables = frozenset(names)
         return self._tables
 
     async def names(self) -> list[str]:

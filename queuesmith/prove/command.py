@@ -105,7 +105,9 @@ def _chosen(options: argparse.Namespace) -> Options:
 def _list(options: argparse.Namespace) -> int:
     if options.json:
         print(
-            json.dumps({"faults": {name: one.does for name, one in FAULTS.items()}, "invariants": INVARIANTS}, indent=2)
+            json.dumps(
+                {"faults": {name: fault.does for name, fault in FAULTS.items()}, "invariants": INVARIANTS}, indent=2
+            )
         )
         return 0
     print("faults (* also with --quick)")

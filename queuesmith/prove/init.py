@@ -75,8 +75,8 @@ def page_of(spec: Spec) -> str:
     for word in words:
         for name in (word, f"{word.replace('.', '/')}.py"):
             path = spec.folder / name
-            if path.suffix in _SUFFIXES and path.is_file() and (found := _recognise(path)):
-                return _PAGES.get(found[0], "")
+            if path.suffix in _SUFFIXES and path.is_file() and (hit := _recognise(path)):
+                return _PAGES.get(hit[0], "")
     # A compiled program, or one started by a script.
     file, library, page = ("go.mod", "hibiken/asynq", "asynq")
     if words[0] in ("node", "npm", "npx", "pnpm", "yarn", "bun", "tsx"):
@@ -102,8 +102,8 @@ def look_at(folder: Path) -> Found | None:
     for path in sorted(
         _own_files(folder), key=lambda path: ("worker" not in path.name, "test" in str(path), str(path))
     ):
-        if found := _recognise(path):
-            stack, match, command, queue, text = found
+        if hit := _recognise(path):
+            stack, match, command, queue, text = hit
             named = re.search(queue, text) if queue else None
             name = _value(folder, named[1]) if named else ""
             where = path.relative_to(folder)
@@ -137,8 +137,8 @@ def _value(folder: Path, word: str) -> str:
         return word.lstrip("f").strip("\"'`")
     given = re.compile(rf"\b{word}\b[^=\n]{{0,40}}=\s*[\"'`]([\w:.-]+)")
     for path in _files(folder):
-        if found := given.search(path.read_text(encoding="utf-8", errors="replace")[:200_000]):
-            return found[1]
+        if match := given.search(path.read_text(encoding="utf-8", errors="replace")[:200_000]):
+            return match[1]
     return ""
 
 
@@ -146,13 +146,13 @@ _ENV = re.compile(r"""(?:environ(?:\.get\(|\[)|[gG]etenv\(|process\.env(?:\.|\[)
 _SENDERS = ("submit", "enqueue", "send", "produce", "producer", "publish", "client")
 
 
-def _environment(folder: Path, found: Found | None) -> tuple[dict[str, str], list[str]]:
+def _environment(folder: Path, repo: Found | None) -> tuple[dict[str, str], list[str]]:
     """Of the variables that the code reads: those we can set, and the others."""
     names = set()
     for path in _own_files(folder):
         if "test" not in path.name:
             names |= set(_ENV.findall(path.read_text(encoding="utf-8", errors="replace")[:200_000]))
-    clear = {"PYTHONPATH": "src"} if found and found.src else {}
+    clear = {"PYTHONPATH": "src"} if repo and repo.src else {}
     for name in sorted(names - {"REDIS_URL"}):
         if "REDIS" in name or "BROKER" in name or name == "CELERY_RESULT_BACKEND":
             part = next((part for part in ("HOST", "PORT") if name.endswith(part)), "")
@@ -201,12 +201,12 @@ def _api(folder: Path) -> Api | None:
     for path in sorted(_own_files(folder), key=lambda path: ("test" in path.name, len(path.parts), path.name)):
         text = path.read_text(encoding="utf-8", errors="replace")[:200_000] if path.suffix == ".py" else ""
         routes = list(_ROUTE.finditer(text))
-        posts = [one for one in routes if one[1] in ("post", "put") or "POST" in one[3]]
+        posts = [route for route in routes if route[1] in ("post", "put") or "POST" in route[3]]
         if (app := _APP.search(text)) and posts:
             where = path.relative_to(folder)
             module = ".".join(where.with_suffix("").parts).removeprefix("src.").removesuffix(".__init__")
             starts = {"Flask": "flask --app {}:{} run", "FastAPI": "uvicorn {}:{}"}[app[2]]
-            gets = {one[2] for one in routes if one not in posts and not set("<{") & set(one[2])}
+            gets = {route[2] for route in routes if route not in posts and not set("<{") & set(route[2])}
             ready = next((name for name in _HEALTH if name in gets), min(gets, default=""))
             field = _FIELD.search(text, posts[0].end()) or _FIELD.search(text)
             run = f"{starts.format(module, app[1])} --port {{port}}"
@@ -218,19 +218,19 @@ def write_first(folder: Path, *, force: bool = False) -> int:
     target = folder / "prove.toml"
     if target.exists() and not force:
         raise Wrong(f"{target} is there already; --force writes it again")
-    found, api = look_at(folder), _api(folder)
-    target.write_text(_text(folder, found, api), encoding="utf-8")
-    seen = f"{found.stack}, seen in {found.seen}" if found else "no queue library was recognised"
+    repo, api = look_at(folder), _api(folder)
+    target.write_text(_text(folder, repo, api), encoding="utf-8")
+    seen = f"{repo.stack}, seen in {repo.seen}" if repo else "no queue library was recognised"
     seen += f"; {api.kind}, seen in {api.seen}" if api else ""
     print(f"{target} written ({seen}).\nAnswer its questions, then: queuesmith prove {target} --quick")
     return 0
 
 
-def _text(folder: Path, found: Found | None, api: Api | None) -> str:
-    worker = found.worker if found else "python worker.py"
+def _text(folder: Path, repo: Found | None, api: Api | None) -> str:
+    worker = repo.worker if repo else "python worker.py"
     locks = {"BullMQ": "lockDuration", "Celery": "visibility_timeout", "RQ": "job timeout"}
-    what = next((value for name, value in locks.items() if found and found.stack.startswith(name)), "lock")
-    submit = f'submit = "{_sender(folder, found.stack if found else "")}"'
+    what = next((value for name, value in locks.items() if repo and repo.stack.startswith(name)), "lock")
+    submit = f'submit = "{_sender(folder, repo.stack if repo else "")}"'
     post = '# submit = { method = "POST", url = "http://127.0.0.1:{port}/jobs", json = { id = "{key}" } }'
     start = '# api = { run = "python api.py --port {port}", ready = "http://127.0.0.1:{port}/healthz" }'
     if api:
@@ -240,16 +240,16 @@ def _text(folder: Path, found: Found | None, api: Api | None) -> str:
         post = f'# submit = "{_sender(folder, "")}"'
         ready = f', ready = "http://127.0.0.1:{{port}}{api.ready}"' if api.ready else ""
         start = f'api = {{ run = "{api.run}"{ready} }}'
-    bullmq = found is not None and found.stack.startswith("BullMQ")
-    queue = f'queue = "{found.queue}"' if found and bullmq and found.queue else '# queue = "jobs"'
-    setup = f'setup = "{found.setup}"' if found and found.setup else '# setup = "python migrate.py"'
-    clear, unclear = _environment(folder, found)
+    bullmq = repo is not None and repo.stack.startswith("BullMQ")
+    queue = f'queue = "{repo.queue}"' if repo and bullmq and repo.queue else '# queue = "jobs"'
+    setup = f'setup = "{repo.setup}"' if repo and repo.setup else '# setup = "python migrate.py"'
+    clear, unclear = _environment(folder, repo)
     env = '# env = { DATABASE_URL = "sqlite:///{dir}/app.db", API_TOKEN = "{canary}" }'
     if clear:
         env = "env = { " + ", ".join(f'{name} = "{value}"' for name, value in clear.items()) + " }"
     reads = f"# It reads: {', '.join(unclear[:12])}.\n" if unclear else ""
     return f"""\
-# What `queuesmith prove` runs and what it compares. {f"Seen: {found.stack} in {found.seen}." if found else ""}
+# What `queuesmith prove` runs and what it compares. {f"Seen: {repo.stack} in {repo.seen}." if repo else ""}
 # REDIS_URL is set for every process; {{redis}} is the same address, {{dir}} an empty folder, {{port}} a free port.
 
 [service]
@@ -303,7 +303,7 @@ def _own_files(folder: Path) -> Iterator[Path]:
         entries = Record.read(folder).packages.values()
     except Refused:
         entries = {}.values()
-    files = {path: one["from"] for entry in entries for path, one in entry["files"].items()}
+    files = {path: file["from"] for entry in entries for path, file in entry["files"].items()}
     copied = {path for path, origin in files.items() if origin.startswith((OURS, "tests/"))}
     return (path for path in _files(folder) if path.relative_to(folder).as_posix() not in copied)
 

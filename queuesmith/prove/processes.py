@@ -137,10 +137,10 @@ class Child:
     @property
     def code(self) -> int | None:
         """None while it runs; negative: the signal that ended it."""
-        found: int | None = self._process.poll()
-        if found is not None:
+        code: int | None = self._process.poll()
+        if code is not None:
             self._keeper.forget(self.pid)
-        return found
+        return code
 
     def wait(self, timeout: float) -> int | None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -179,8 +179,8 @@ class _Shown(dict[int, str]):
     """For `str.translate`: each character is judged only once."""
 
     def __missing__(self, code: int) -> str:
-        one = chr(code)
-        self[code] = shown = one if one.isprintable() or one in "\n\t" else "?"
+        char = chr(code)
+        self[code] = shown = char if char.isprintable() or char in "\n\t" else "?"
         return shown
 
 
@@ -203,39 +203,39 @@ def family(pid: int) -> list[int]:
     below: dict[int, list[int]] = {}
     for child, parent in _parents():
         below.setdefault(parent, []).append(child)
-    found = [pid]
-    for one in found:
-        found += below.get(one, [])
-    return found
+    pids = [pid]
+    for member in pids:
+        pids += below.get(member, [])
+    return pids
 
 
 def _parents() -> list[tuple[int, int]]:
     if Path("/proc/self/stat").exists():
-        found = []
+        pairs = []
         for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
                 fields = path.read_text().rpartition(")")[2].split()
                 if fields[0] not in "ZX":
-                    found.append((int(path.parent.name), int(fields[1])))
-        return found
+                    pairs.append((int(path.parent.name), int(fields[1])))
+        return pairs
     rows = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
     return [(int(pid), int(parent)) for pid, parent in (row.split() for row in rows.splitlines())]
 
 
 def alive(pid: int) -> bool:
-    return any(pid == one for one, _ in _parents())
+    return any(pid == known for known, _ in _parents())
 
 
 def marked(marker: str) -> dict[int, str]:
     """Living processes whose environment holds `marker`, even if they left their parent (Linux only)."""
-    found = {}
+    processes = {}
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if marker.encode() in path.read_bytes():
                 command = (path.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 if command:  # a zombie has none
-                    found[int(path.parent.name)] = command
-    return found
+                    processes[int(path.parent.name)] = command
+    return processes
 
 
 def owner(port: int, pids: Iterable[int]) -> int | None:

@@ -72,12 +72,12 @@ class _Request:
         if kind in ("query", "form"):
             text = urlsplit(self.target).query if kind == "query" else self.body.decode(errors="replace")
             return next(iter(parse_qs(text).get(name, [])), "")
-        found: Any = None
+        value: Any = None
         with contextlib.suppress(ValueError):
-            found = json.loads(self.body or b"null")
+            value = json.loads(self.body or b"null")
         for part in name.split(".") if name else []:
-            found = found.get(part) if isinstance(found, dict) else None
-        return "" if found is None else str(found)
+            value = value.get(part) if isinstance(value, dict) else None
+        return "" if value is None else str(value)
 
 
 class PlayedProvider:
@@ -115,11 +115,11 @@ class PlayedProvider:
 
     def counts(self) -> Counter[str]:
         """Key -> how often its most frequent effect was made."""
-        found = Counter[str]()
+        counts = Counter[str]()
         made = Counter((call.key, call.thing) for call in self.calls if call.effect and call.key)
         for (key, _), count in made.items():
-            found[key] = max(found[key], count)
-        return found
+            counts[key] = max(counts[key], count)
+        return counts
 
     def start(self) -> None:
         self._thread.start()
@@ -170,12 +170,12 @@ class PlayedProvider:
         if route is None:
             return self._said(call, "404", _response(404, {"error": f"no route for {line}"}))
         if route.lookup:
-            found = self._made.get(subject, []) if subject else []
+            results = self._made.get(subject, []) if subject else []
             if route.reply is not None:
-                answer = _response(200, _listed(route.reply, found))
+                answer = _response(200, _listed(route.reply, results))
             else:
-                answer = _response(200, found[-1]) if found else _response(404, {"error": "not found"})
-            return self._said(call, "found" if found else "not found", answer)
+                answer = _response(200, results[-1]) if results else _response(404, {"error": "not found"})
+            return self._said(call, "found" if results else "not found", answer)
         call.answer = next(filter(None, (script(call) for script in self.scripts)), "ok")
         if call.answer == "mix":
             call.answer = self._mixed(route, call)
@@ -212,7 +212,7 @@ class PlayedProvider:
         if call.idempotency and fresh:
             self._timeline.add("call", f"{call.line} again under the same key, not repeated", call.key)
             return self._results[known]
-        ident = f"{self.name}-{sum(one.effect for one in self.calls) + 1:05d}"
+        ident = f"{self.name}-{sum(past.effect for past in self.calls) + 1:05d}"
         values = {"id": ident, "subject": call.subject, "key": call.idempotency}
         result = {"id": ident, "status": "ok"} if route.reply is None else fill_all(route.reply, values)
         call.effect = bool(route.effect)
@@ -243,18 +243,18 @@ class PlayedProvider:
     def _route(self, request: _Request) -> Route | None:
         path = urlsplit(request.target).path
         for route, pattern in self._routes:
-            if route.method == request.method and (found := pattern.fullmatch(path)):
-                request.path = {name: unquote(value) for name, value in found.groupdict().items()}
+            if route.method == request.method and (match := pattern.fullmatch(path)):
+                request.path = {name: unquote(value) for name, value in match.groupdict().items()}
                 return route
         return None
 
 
-def _listed(reply: Any, found: list[Any]) -> Any:
+def _listed(reply: Any, results: list[Any]) -> Any:
     """`{ data = ["{found}"] }` -> all that was found, in that place."""
     if isinstance(reply, Mapping):
-        return {name: _listed(one, found) for name, one in reply.items()}
+        return {name: _listed(item, results) for name, item in reply.items()}
     if isinstance(reply, list):
-        return [one for part in reply for one in (found if part == "{found}" else [_listed(part, found)])]
+        return [item for part in reply for item in (results if part == "{found}" else [_listed(part, results)])]
     return reply
 
 

@@ -145,7 +145,7 @@ class _Run:
         self._first = [name for name in KILLS if name in able][:1] + ["twice"] * ("twice" in able)
         # Then those that mostly wait: others work meanwhile.
         order = [FAULTS[name] for name in self._first]
-        order += sorted((one for one in chosen if one not in order), key=lambda fault: fault.seconds(spec) < 30)
+        order += sorted((fault for fault in chosen if fault not in order), key=lambda fault: fault.seconds(spec) < 30)
         with concurrent.futures.ThreadPoolExecutor(self._threads, "fault") as pool:
             futures = {pool.submit(self._one, fault, turn): fault for turn, fault in enumerate(order)}
             try:
@@ -154,11 +154,11 @@ class _Run:
                     if not only and self.gone > self.options.budget + LATEST and not self.crowd.over.is_set():
                         self._time_up()
                     done, waiting = concurrent.futures.wait(waiting, 0.2, "FIRST_EXCEPTION")
-                    rows.update({futures[one].name: one.result() for one in done})
+                    rows.update({futures[future].name: future.result() for future in done})
             except BaseException:
                 self.close()
-                for one in futures:
-                    one.cancel()
+                for future in futures:
+                    future.cancel()
                 raise
         return [rows[name] for name in FAULTS if name in rows]
 
@@ -289,7 +289,7 @@ class _Run:
                         _check_baseline(world, batch)
                         if world.redis and not world.redis.connected():
                             self.server = NO_REDIS
-                            possible = [one for one in possible if not one.name.startswith("redis-")]
+                            possible = [fault for fault in possible if not fault.name.startswith("redis-")]
             self._echo(world)
             _last_look(world)
             invariants.end(world)
@@ -372,14 +372,14 @@ def _merged(done: Sequence[tuple[Batch, Fault]]) -> list[tuple[Batch, Fault]]:
 def _check_baseline(world: World, batch: Batch) -> None:
     """Wrong if nothing happens without any fault: then the set-up is at fault, not the service."""
     if not batch.expected():
-        said = next((job.said.strip() for job in batch.jobs.values() if job.said), "it said nothing")
-        raise Wrong(f"`submit` was refused, without any fault: {said[-600:]}{world.spec.line('service.submit')}")
+        answer = next((job.said.strip() for job in batch.jobs.values() if job.said), "it said nothing")
+        raise Wrong(f"`submit` was refused, without any fault: {answer[-600:]}{world.spec.line('service.submit')}")
     if any(job.count for job in batch.expected()):
         _learn_places(world, set(batch.jobs))
         return
     tails = "\n".join(f"{slot.name}: {world.service.tail(slot)}" for slot in world.service.all()[:3])
     read = f" It cannot be read: {world.unreadable}." if world.unreadable else ""
-    unknown = {call.line for one in world.providers.values() for call in one.calls if call.route is None}
+    unknown = {call.line for provider in world.providers.values() for call in provider.calls if call.route is None}
     asked = f" Calls that no route answers: {', '.join(sorted(unknown))}." if unknown else ""
     raise Wrong(
         f"without any fault, {len(batch.expected())} jobs were taken and [effect] shows none of them after "
@@ -392,8 +392,8 @@ def _learn_places(world: World, keys: set[str]) -> None:
     """Where in Redis jobs stay that were done without any fault: seen twice, a second apart."""
     before: set[str] | None = None
     for _ in range(10):
-        found = probes.in_redis(world, keys).values()
-        places = {probes.shape(world, place) for ones in found for place in ones}
+        lists = probes.in_redis(world, keys).values()
+        places = {probes.shape(world, place) for listed in lists for place in listed}
         if places == before:
             break
         before = places

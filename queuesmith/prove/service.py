@@ -105,7 +105,7 @@ class ServiceRunner:
             time.sleep(0.05)
 
     def _ends_at_once(self, slot: Running) -> NoReturn:
-        code = next(one.code for one in reversed(self.exits) if one.name == slot.name)
+        code = next(end.code for end in reversed(self.exits) if end.name == slot.name)
         hint = "If it goes to the background by itself: keep it in the foreground. " * (code == 0)
         raise Wrong(
             f"{slot.name} ends at once, again and again, with exit code {code}"
@@ -350,6 +350,6 @@ class ServiceRunner:
                     # Line by line: one long call for all would block every other thread.
                     self.lines += [
                         (now, path.stem, line)
-                        for one in whole.split(b"\n")
-                        if (line := printable(one.decode(errors="replace"))).strip()
+                        for raw in whole.split(b"\n")
+                        if (line := printable(raw.decode(errors="replace"))).strip()
                     ]

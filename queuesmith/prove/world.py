@@ -194,15 +194,16 @@ class World:
             self.keeper.close()
             raise
         self.providers = {
-            one.name: PlayedProvider(one, self.timeline, seed, self.key_of, self.scale) for one in spec.providers
+            provider.name: PlayedProvider(provider, self.timeline, seed, self.key_of, self.scale)
+            for provider in spec.providers
         }
         self.service = ServiceRunner(spec, self.keeper, self.timeline, folder / "logs", self.environment, self.values)
         self._submitters = concurrent.futures.ThreadPoolExecutor(24, "submit")
 
     @property
     def servers(self) -> dict[str, Server]:
-        found: dict[str, Server | None] = {name: getattr(self, name) for name in SERVERS}
-        return {name: server for name, server in found.items() if server is not None}
+        servers: dict[str, Server | None] = {name: getattr(self, name) for name in SERVERS}
+        return {name: server for name, server in servers.items() if server is not None}
 
     @property
     def broker(self) -> Server | None:
@@ -215,9 +216,9 @@ class World:
         for provider in self.providers.values():
             provider.start()
         if self.spec.service.setup:
-            code, said = self.run(self.spec.service.setup, 120)
+            code, output = self.run(self.spec.service.setup, 120)
             if code:
-                raise Wrong(f"`setup` failed with {code}{self.spec.line('service.setup')}: {said.strip()[-600:]}")
+                raise Wrong(f"`setup` failed with {code}{self.spec.line('service.setup')}: {output.strip()[-600:]}")
         began = time.monotonic()
         self.service.start(resting=resting)
         # The machine may be slower by now: a killed process takes as long to come back.
@@ -275,13 +276,13 @@ class World:
 
     def keys_in(self, text: str) -> set[str]:
         """The keys in this text, as they are or as the service calls them."""
-        own = {self._own_ids[one] for one in self._own_pattern.findall(text) if one in self._own_ids}
+        own = {self._own_ids[ident] for ident in self._own_pattern.findall(text) if ident in self._own_ids}
         return own | {key for key in self._key_pattern.findall(text) if key in self._known}
 
     def key_of(self, text: str) -> str:
         """The first of our keys in this text; empty if there is none."""
-        if self._own_ids and (found := self.keys_in(text)):
-            return min(found)
+        if self._own_ids and (keys := self.keys_in(text)):
+            return min(keys)
         return next((key for key in self._key_pattern.findall(text) if key in self._known), "")
 
     def name_of(self, key: str) -> str:
@@ -339,8 +340,8 @@ class World:
         values = {**self.values(), "key": jobs[0].key}
         if isinstance(how, Command):
             keys = [job.key for job in jobs]
-            words = [one for word in how.words for one in (keys if word == "{keys}" else [word])]
-            code, said = self._run(Command(tuple(words)), values, limit + 5 + 2 * self.normal)
+            words = [part for word in how.words for part in (keys if word == "{keys}" else [word])]
+            code, output = self._run(Command(tuple(words)), values, limit + 5 + 2 * self.normal)
             taken, answer = code == 0, b""
         else:
             try:
@@ -351,9 +352,9 @@ class World:
                     fill_all(how.json, values),
                     limit + 5,
                 )
-                taken, said = status < 300, f"{status} {answer[:200].decode(errors='replace')}"
+                taken, output = status < 300, f"{status} {answer[:200].decode(errors='replace')}"
             except (OSError, ValueError) as error:
-                taken, said = False, str(error)
+                taken, output = False, str(error)
             if taken and how.id and (own := probes.inside(answer, how.id)):
                 self.called(jobs[0].key, own)
         took = time.monotonic() - began
@@ -362,8 +363,8 @@ class World:
             job.at = job.at or self.timeline.now()
             job.accepted |= taken
             job.refused |= not taken
-            job.said = job.said if taken else said
-            self.timeline.add("submit", "sent" if taken else f"refused when sent ({_last(said)})", job.key, sent)
+            job.said = job.said if taken else output
+            self.timeline.add("submit", "sent" if taken else f"refused when sent ({_last(output)})", job.key, sent)
 
     def run(self, command: Command, limit: float) -> tuple[int, str]:
         """A command of the file -> its exit code and output."""
@@ -375,8 +376,10 @@ class World:
         try:
             child = Child(self.keeper, words, log, self.environment(), self.spec.folder)
         except OSError as error:
-            told = vars(self.spec.service).items()
-            key = next(name for name, one in told if isinstance(one, Command) and one.words[0] == command.words[0])
+            settings = vars(self.spec.service).items()
+            key = next(
+                name for name, value in settings if isinstance(value, Command) and value.words[0] == command.words[0]
+            )
             raise Wrong(f"cannot run {words[0]}: {error.strerror}{self.spec.line(f'service.{key}')}") from None
         try:
             code = child.wait(0 if self._closed else limit)
@@ -393,14 +396,14 @@ class World:
         """Read the effects, and note what is new."""
         began = self.timeline.now()
         try:
-            found = probes.read(self.spec.effect, self, self._known)
+            counts = probes.read(self.spec.effect, self, self._known)
             self.unreadable = ""
         except Unreadable as error:
             self.unreadable = str(error)
             return
         now = self.timeline.now()
         for key, job in self._known.items():
-            count = int(found.get(key, 0) or 0)
+            count = int(counts.get(key, 0) or 0)
             if count > job.count:
                 if self.spec.effect.kind != "provider":
                     new = count - job.count
@@ -423,29 +426,29 @@ class World:
         Not in the logs if one of the former is known: a job that prints its error and counts as completed has not
         failed visibly.
         """
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         if not keys:
-            return found
+            return reasons
         with contextlib.suppress(Exception):  # Redis may be away
             states = probes.bullmq_states(self, keys)
-            found |= {key: reason for key, (state, reason) in states.items() if state == "failed" and reason}
+            reasons |= {key: reason for key, (state, reason) in states.items() if state == "failed" and reason}
         if self.spec.failures:
             with contextlib.suppress(Unreadable):
                 read = probes.read(self.spec.failures, self, keys)
-                found |= {key: f"in [failures]: {value}" for key, value in read.items() if value and key in keys}
+                reasons |= {key: f"in [failures]: {value}" for key, value in read.items() if value and key in keys}
         if self.spec.failures or self.spec.service.queue:
-            return found
-        meant = {key for key in keys - found.keys() if self._known[key].expects == "failed"}
-        return found | self.in_logs(meant)
+            return reasons
+        meant = {key for key in keys - reasons.keys() if self._known[key].expects == "failed"}
+        return reasons | self.in_logs(meant)
 
     def in_logs(self, keys: set[str]) -> dict[str, str]:
         """Key -> the last log line that names it as failed."""
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         # Called again and again, mostly without keys, and there can be 200,000 lines.
         for _, source, line in self.service.lines if keys else ():
             if _ERRORS.search(line):
-                found |= dict.fromkeys(self.keys_in(line) & keys, f"{source}: {line.strip()[:160]}")
-        return found
+                reasons |= dict.fromkeys(self.keys_in(line) & keys, f"{source}: {line.strip()[:160]}")
+        return reasons
 
     def log_lines(self) -> list[str]:
         return [line for _, _, line in self.service.lines]

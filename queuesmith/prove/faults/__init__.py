@@ -9,8 +9,8 @@ from .fault import Fault
 __all__ = ["FAULTS", "Fault"]
 
 FAULTS: dict[str, Fault] = {
-    one.name: one
-    for one in (
+    fault.name: fault
+    for fault in (
         workers.none,
         workers.kill_at_effect,
         workers.kill_at_commit,

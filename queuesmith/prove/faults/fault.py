@@ -50,8 +50,8 @@ def fault(
 
 
 def effective(spec: Spec) -> str:
-    found = any(route.effect for one in spec.providers for route in one.routes)
-    return "" if found else "needs a [provider.NAME] with an effect"
+    known = any(route.effect for provider in spec.providers for route in provider.routes)
+    return "" if known else "needs a [provider.NAME] with an effect"
 
 
 def over(world: World, batch: Batch, settle: bool = False) -> None:
@@ -98,7 +98,7 @@ def strike(
 
 def hit_work(world: World, batch: Batch, whom: str) -> None:
     """Note a hit if work is left."""
-    open_jobs = max(still_open(world, batch), sum(one.in_flight for one in world.providers.values()))
+    open_jobs = max(still_open(world, batch), sum(provider.in_flight for provider in world.providers.values()))
     if not open_jobs:
         with contextlib.suppress(Exception):  # Redis may be away
             states = probes.bullmq_states(world, batch.jobs).values()
@@ -113,7 +113,7 @@ def many(number: int, thing: str) -> str:
 
 def at_work(world: World) -> Running | None:
     """A worker with a call to a provider under way, or any living one."""
-    calls = [call for one in world.providers.values() for call in one.calls[-20:] if not call.done_at]
+    calls = [call for provider in world.providers.values() for call in provider.calls[-20:] if not call.done_at]
     living = [slot for slot in world.service.workers() if slot.child and slot.alive]
     for slot in living:
         if slot.child and any(owner(call.port, family(slot.child.pid)) for call in calls):

@@ -64,9 +64,9 @@ def _answers(
         if asked.first and asked.lasts:
             world.pause((asked.first + asked.lasts - world.timeline.now()) / world.scale)
             batch.facts.append(f"{asked.lasts:g} s long")
-        calls = [call for one in world.providers.values() for call in one.calls if call.key in wanted]
-        if said := Counter(call.answer for call in calls if call.failed):
-            batch.hits.append(", ".join(f"{count} x {answer}" for answer, count in said.items()))
+        calls = [call for provider in world.providers.values() for call in provider.calls if call.key in wanted]
+        if counts := Counter(call.answer for call in calls if call.failed):
+            batch.hits.append(", ".join(f"{count} x {answer}" for answer, count in counts.items()))
         over(world, batch)
 
     return run
@@ -103,7 +103,7 @@ refused = _answers(
 
 
 def _mix(spec: Spec) -> str:
-    mixed = any(len(route.answers) > 1 for one in spec.providers for route in one.routes)
+    mixed = any(len(route.answers) > 1 for provider in spec.providers for route in provider.routes)
     return effective(spec) or ("" if mixed else 'the file gives no mix: answers = "ok 92%, lost 3%, …"')
 
 

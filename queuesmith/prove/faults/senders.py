@@ -55,9 +55,9 @@ def _foreign(spec: Spec) -> str:
 @fault("foreign", "jobs on the queue that nobody can read: no data, broken JSON, an unknown name", _foreign)
 def foreign(world: World, batch: Batch) -> None:
     if (command := world.spec.service.foreign) is not None:
-        code, said = world.run(command, 60)
+        code, output = world.run(command, 60)
         if code:
-            raise Wrong(f"`foreign` failed with {code}{world.spec.line('service.foreign')}: {said[-600:]}")
+            raise Wrong(f"`foreign` failed with {code}{world.spec.line('service.foreign')}: {output[-600:]}")
         world.timeline.add("fault", f"{command}")
         world.submit(world.new_jobs(batch, half(world)))
         batch.hits.append("what `foreign` put there")

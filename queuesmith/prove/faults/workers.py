@@ -260,9 +260,9 @@ def poison(world: World, batch: Batch) -> None:
     world.submit(world.new_jobs(batch, half(world)))
     world.until(lambda: len(world.service.exits) > exits, 15)
     world.settle(batch, world.patience + 3 * world.warmup)
-    deaths = [one for one in world.service.exits[exits:] if not one.ours]
+    deaths = [death for death in world.service.exits[exits:] if not death.ours]
     batch.facts.append(f"{len(deaths)} workers died")
-    batch.hits += [f"{one.name} died with {one.code}" for one in deaths]
+    batch.hits += [f"{death.name} died with {death.code}" for death in deaths]
     if len(deaths) > promised:
         batch.broke("poison", f"it killed {len(deaths)} workers, promised at most {promised}")
     over(world, batch)

@@ -198,8 +198,8 @@ def _swallowed(tree: Tree, handler: ast.ExceptHandler) -> Iterator[Hit]:
         for part in ast.walk(statement):
             # Raised, or told to whoever waits for the result.
             error = rf"['\"]error|^return {handler.name or '-'}$"
-            told = isinstance(part, ast.Return) and re.search(error, ast.unparse(part))
-            if isinstance(part, ast.Raise) or told:
+            reported = isinstance(part, ast.Return) and re.search(error, ast.unparse(part))
+            if isinstance(part, ast.Raise) or reported:
                 return
             if isinstance(part, ast.Call):
                 called = ast.unparse(part.func)
@@ -347,8 +347,8 @@ def _row(tree: Tree, call: ast.Call, value: ast.expr) -> bool:
     if re.search(r"\b\w+\.__dict__\b|\bvars\(\w+\)|\._mapping\b|\._asdict\(\)|model_to_dict\(|\bdict\(row\)", text):
         return True
     if match := re.search(r"\b(\w+)\.to_dict\(\)", text):
-        told = r"payload|job|data|message|event|command|task|envelope|context|trace|telemetry|meta|header"
-        return not re.search(told, match[1])
+        own = r"payload|job|data|message|event|command|task|envelope|context|trace|telemetry|meta|header"
+        return not re.search(own, match[1])
     function = tree.function(call)
     if not isinstance(value, ast.Name) or function is None:
         return False
