@@ -78,7 +78,7 @@ async def action_state(
 ) -> dict[str, Any]:
     """Its progress. Known only to the process that runs it, until that stops."""
     if action_id not in console.running:
-        raise Problem(404, "not-found", "The server was started again. What was not done by then is as it was.")
+        raise Problem(404, "not-found", "The server was restarted. Jobs not done by then are as they were.")
     return console.running[action_id]
 
 
@@ -106,11 +106,11 @@ def started(
 async def _one(console: Console, action: str, queue: str, job_id: str, state: str | None = None) -> None:
     current = state or (await where(console, queue, job_id))["state"]
     if current not in FITS[action]:
-        why = "it runs right now" if current == "active" else f"it is {current}"
+        why = "it is running" if current == "active" else f"it is {current}"
         raise Problem(409, "conflict", f"{action} is not possible: {why}.")
     if action == "cancel":
         if not is_ours(parsed(await console.redis.hget(console.key(queue, job_id), "data"))):
-            raise Problem(409, "conflict", "Its service does not look whether it was cancelled. Remove it instead.")
+            raise Problem(409, "conflict", "Its service does not check for cancellation. Remove it instead.")
         prefix = console.producer.prefix
         await cancelling.cancel(console.redis, console.database(), queue, job_id, Reason().reason, prefix=prefix)
         return

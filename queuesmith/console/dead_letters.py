@@ -37,7 +37,7 @@ class ReplayMany(BaseModel):
     ids: Annotated[list[Annotated[str, Field(max_length=300)]], Field(max_length=500)] = []
     queue: Annotated[str | None, Field(max_length=100)] = None
     name: Annotated[str | None, Field(max_length=100)] = None
-    every: Annotated[bool, Field(description="must be said to replay without ids")] = False
+    every: Annotated[bool, Field(description="must be set to replay without ids")] = False
     per_second: Annotated[float, Field(gt=0, le=1000)] = 10.0
 
     @model_validator(mode="after")

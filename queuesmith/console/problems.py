@@ -136,4 +136,4 @@ def problem_of(error: Exception, meanings: Sequence[Meaning] = MEANINGS) -> JSON
                 log.warning("not available", extra={"fields": {"problem": slug, "error": type(error).__name__}})
             return problem(status, slug, detail, headers)
     log.error("a request failed", exc_info=error)
-    return problem(500, "internal", "Something went wrong here; the log has it under the correlation id.")
+    return problem(500, "internal", "Internal error; find it in the log by its correlation id.")

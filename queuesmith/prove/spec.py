@@ -480,7 +480,7 @@ def _answers(table: Table) -> tuple[tuple[str, float], ...]:
             table.wrong("answers", f'`answers`: cannot read "{part.strip()}"; write "ok 92%, lost 3%, 500 3%, 429 2%"')
         mix.append((match[1], float(match[2]) / 100))
     if abs(sum(share for _, share in mix) - 1) > 0.001:
-        table.wrong("answers", f"`answers` add up to {sum(share for _, share in mix):.0%}; they must to 100%")
+        table.wrong("answers", f"`answers` add up to {sum(share for _, share in mix):.0%}; write 100% in all")
     return tuple(mix)
 
 

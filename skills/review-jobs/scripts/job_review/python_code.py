@@ -49,7 +49,7 @@ def findings(tree: Tree) -> Iterator[Hit]:
         ):
             for line in replaced_rows(node.value):
                 yield "replace-effect-row", node.lineno + line - 1
-            # Defined in the handler and handed on, it runs where others decide: in the transaction of a marker, say.
+            # Passed on by the handler, it runs where others decide: in the transaction of a marker, say.
             if tree.function(node) in tree.reached and not KEYED.search(tree.source):
                 for _ in plain_inserts(node.value):
                     yield "insert-without-marker", node.lineno
@@ -117,7 +117,7 @@ def _key(tree: Tree, where: ast.AST, value: ast.expr) -> Iterator[Hit]:
         and not any(tree.enqueues(parent) for parent in tree.above(where))
         and not (isinstance(where, ast.Call) and ROW.search(name(where.func)))
     ):
-        # A key made with the job, in its payload, or stored in a row, is equal in every try.
+        # A key made with the job, in its payload, or stored in a row, is the same in every try.
         yield "key-per-try", where.lineno  # type: ignore[attr-defined]
 
 
@@ -148,7 +148,7 @@ def _timer(tree: Tree, node: ast.While) -> Iterator[Hit]:
     blocks = r"\b(xread|xreadgroup|brpop|blpop|bzpopmin|receive|recv|receive_message|poll)|\.get\(\)"
     for part in own:
         if isinstance(part, ast.Call) and name(part.func) in pauses and _fixed_pause(tree, part.args):
-            # `schedule.every(…)` was found where it stands.
+            # `schedule.every(…)` is reported at its own line.
             if not re.search(blocks, ast.unparse(node)) and "run_pending" not in ast.unparse(node):
                 yield "interval-loop", node.lineno
             return
@@ -196,7 +196,7 @@ def _swallowed(tree: Tree, handler: ast.ExceptHandler) -> Iterator[Hit]:
         return
     for statement in handler.body:
         for part in ast.walk(statement):
-            # Raised, or told to whoever waits for the result.
+            # Raised, or returned to whoever waits for the result.
             error = rf"['\"]error|^return {handler.name or '-'}$"
             reported = isinstance(part, ast.Return) and re.search(error, ast.unparse(part))
             if isinstance(part, ast.Raise) or reported:
@@ -258,7 +258,7 @@ def _nested_retries(tree: Tree) -> Iterator[Hit]:
 
 
 def _client_errors(tree: Tree) -> Iterator[Hit]:
-    """raise_for_status in a job, and nowhere in the file a word about which status is worth a retry."""
+    """raise_for_status in a job, and nothing in the file about which status is worth a retry."""
     if PERMANENT.search(tree.source):
         return
     for function in tree.reached:
