@@ -103,7 +103,7 @@ def add(results: Results, name: str, module: ModuleType, lab: Lab, round_: dict[
         {
             "title": module.TITLE,
             "about": module.ABOUT,
-            "columns": {key: _told(column) for key, column in module.COLUMNS.items()},
+            "columns": {key: _given(column) for key, column in module.COLUMNS.items()},
             "rounds": 0,
             "rows": {},
             "failed": {},
@@ -121,7 +121,7 @@ def add(results: Results, name: str, module: ModuleType, lab: Lab, round_: dict[
                 kept.setdefault(key, value)
 
 
-def _told(column: Column) -> dict[str, Any]:
+def _given(column: Column) -> dict[str, Any]:
     """Without defaults."""
     return {name: value for name, value in vars(column).items() if value != getattr(Column, name, None)}
 

@@ -29,7 +29,7 @@ BENCHES = (Path(BENCH),) if BENCH else (ROOT / "bench" / "results.json", ROOT / 
 BRIEF = 2  # sentences of a brief card, to save tokens; the figures have their own files
 STORES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
 # How figures read in sentences, in this order.
-SAID = (
+READ_AS = (
     (
         re.compile(r"(?<![\d.,])0(?= (?:lost|duplicated|failed|stalled|inconsistent|missed|kept|undone|out of)\b)"),
         "nothing",
@@ -152,7 +152,7 @@ def filled(pattern: str, name: str, figures: dict[str, Any]) -> str:
         text = templates()[pattern][name].format_map({key: _shown(value) for key, value in figures.items()})
     except KeyError:
         return ""
-    for wording, words in SAID:
+    for wording, words in READ_AS:
         text = wording.sub(words, text)
     return text
 

@@ -1,6 +1,6 @@
 """Diagrams: a `<figure>` with the text of the diagram, drawn in the page by a locally served mermaid.
 
-The library is taken from npm at build time into build/ and is never committed. Without npm the text stays, readable.
+The library is fetched from npm into build/ at build time, never committed. Without npm the text stays, readable.
 """
 
 import html
@@ -56,7 +56,7 @@ def figure(text: str, caption: str, name: str = "") -> str:
 
 
 def drawn(name: str, caption: str) -> str:
-    """The figure of guide/diagrams/NAME.mmd, or nothing when there is none."""
+    """The figure of guide/diagrams/NAME.mmd; empty if there is none."""
     path = DIAGRAMS / f"{name}.mmd"
     return figure(path.read_text(), caption, name) if path.exists() else ""
 

@@ -163,7 +163,7 @@ def _change_added(text: str, filled: Callable[[str], str]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", help="like slow-start")
-    parser.add_argument("skill", choices=SKILLS, help="whose page it is")
+    parser.add_argument("skill", choices=SKILLS, help="the skill of its page")
     args = parser.parse_args()
     for path in lay_out(args.name, args.skill):
         print(f"fill in: {path.relative_to(ROOT)}")

@@ -368,7 +368,7 @@ def pattern_index() -> str:
 
 
 def errors() -> str:
-    """Every error that the modules raise, with its docstring, which is its message, and the pattern to read."""
+    """Every error that the modules raise, with its docstring (its message) and the pattern to read."""
     owner = {name: pattern for pattern in patterns().values() for name in (*pattern.own, *pattern.parts)}
     known, rows = {"Exception", "RuntimeError", "ValueError", "LookupError"}, []
     classes = [

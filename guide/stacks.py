@@ -121,11 +121,11 @@ def summary(card: Card) -> dict[str, Any]:
     return {
         "server": card.server,
         "seed": card.seed,
-        "rows": {row.fault: [row.verdict, _told(row)] for row in card.rows if row.verdict != "not run"},
+        "rows": {row.fault: [row.verdict, _outcome(row)] for row in card.rows if row.verdict != "not run"},
     }
 
 
-def _told(row: Any) -> str:
+def _outcome(row: Any) -> str:
     """`lost 4, duplicated 2`; for a fault that was survived, how long that took."""
     if row.broken:
         parts = []

@@ -103,7 +103,7 @@ REGION = re.compile(r"<!-- sync:(?P<name>[\w-]+)(?: (?P<args>[^\n]+?))? -->\n.*?
 
 
 def targets() -> list[Path]:
-    """Pages before the README, whose table of tokens counts them."""
+    """Every page with regions or quotes."""
     pages = sorted((ROOT / "skills").glob("*/SKILL.md")) + sorted((ROOT / "skills").glob("*/references/**/*.md"))
     mapped = [ROOT / "reference" / "README.md", ROOT / "reference" / "stacks" / "README.md"]
     return [*pages, *mapped, ROOT / "README.md"]

@@ -3,7 +3,7 @@
 The entry of a pattern is the front matter of its page, `skills/SKILL/references/ID.md`:
 
     title            what it is called; what it promises is the paragraph **Promise.** of the page
-    modules          in reference/studyhall/patterns, the one that says the promise first; `outbox/`: the whole package
+    modules          in reference/studyhall/patterns, the one with the promise first; `outbox/`: the whole package
     parts            modules that come only when they are asked for: `queuesmith add event-bus.nats`
     proofs           test file below tests/reference -> names of tests
 
@@ -62,7 +62,7 @@ class Pattern:
     skill: str
     title: str
     summary: str
-    own: tuple[str, ...]  # its modules, the one that says the promise first
+    own: tuple[str, ...]  # its modules, the one with the promise first
     parts: tuple[str, ...]  # modules that come only when they are asked for
     proofs: tuple[str, ...]  # tests/x.py::test_y
     page: Path
@@ -117,7 +117,7 @@ def _pattern(page: Path, skill: str, entry: dict[str, Any]) -> Pattern:
     return Pattern(page.stem, skill, entry["title"], promise[1], plain, parts, proofs, page)
 
 
-# ---- front matter: as much YAML as an entry needs, so that the command works with Python alone
+# ---- front matter: as much YAML as an entry needs, so that the command needs only Python
 
 _PROMISE = re.compile(r"^\*\*Promise\.\*\* (.+)$", re.MULTILINE)
 _FRONT = re.compile(r"\A---\n(.*?\n)---\n+", re.DOTALL)

@@ -50,7 +50,7 @@ class Recipe:
     fields: tuple[Field, ...]
     patterns: tuple[str, ...]
     packages: tuple[str, ...]
-    env: Mapping[str, str]  # what its worker needs beside REDIS_URL and DATABASE_URL
+    env: Mapping[str, str]  # what its worker needs besides REDIS_URL and DATABASE_URL
 
     @property
     def folder(self) -> Path:

@@ -98,7 +98,7 @@ def plan_update(root: Path) -> list[Adoption]:
             for path, file in entry["files"].items()
             if (root / path).is_file() and (not file["from"] or (ROOT / file["from"]).is_file())
         }
-        # What lies where `add` puts it; a copy elsewhere has imports of its own.
+        # Only where `add` puts them; a copy elsewhere has its own imports.
         modules = [
             module_name(origin) for path, origin in files.items() if path == f"{project.modules}/{module_name(origin)}"
         ]
@@ -136,7 +136,7 @@ class Copy:
     path: str  # in the project, relative to its root
     module: str
     state: str  # unchanged, older, similar
-    base: str  # hash of our file that it was made from; empty: not known
+    base: str  # hash of our file that it was made from; empty: unknown
 
 
 SIMILAR = 0.5  # of the lines of both together; a module that was shortened or extended a lot is not found

@@ -1,4 +1,4 @@
-"""The console as an ASGI app of its own, and its parts for a service that has an app already."""
+"""The console as its own ASGI app, and its parts for a service that has an app already."""
 
 import asyncio
 import contextlib

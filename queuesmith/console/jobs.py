@@ -36,7 +36,7 @@ LISTS = ("active", "wait", "paused")
 # In the order in which an operator wants to see them.
 STATES = (*LISTS, "prioritized", "delayed", "waiting-children", "failed", "completed")
 NEWEST_FIRST = frozenset({"failed", "completed"})
-TOLD = frozenset({"added", "waiting", "waiting-children", "active", "delayed", "completed", "failed", "stalled"})
+SHOWN = frozenset({"added", "waiting", "waiting-children", "active", "delayed", "completed", "failed", "stalled"})
 JobState = Literal["active", "wait", "paused", "prioritized", "delayed", "waiting-children", "failed", "completed"]
 Queue = Annotated[str | None, Query(pattern=QUEUE)]
 Word = Annotated[str | None, Query(max_length=200, description="an id, or a part of an id or name")]
@@ -346,7 +346,7 @@ async def _node(console: Console, key: str) -> dict[str, Any]:
     queue, _, ident = key.removeprefix(f"{console.producer.prefix}:").partition(":")
     name, progress, result = await console.redis.hmget(key, "name", "progress", "returnvalue")
     state = (await where(console, queue, ident))["state"] if name else "unknown"
-    state = _told(state, result)
+    state = _named(state, result)
     done = parsed(progress)
     percent = 100.0 if state == "completed" else float(done.get("percent", 0)) if isinstance(done, dict) else 0.0
     return {
@@ -370,7 +370,7 @@ async def _timeline(client: Any, key: str, job_id: str) -> list[dict[str, Any]]:
     while left > 0:
         rows = await client.xrevrange(key, last, count=min(1_000, left))
         for ident, fields in rows:
-            if fields.get("jobId") == job_id and fields.get("event") in TOLD:
+            if fields.get("jobId") == job_id and fields.get("event") in SHOWN:
                 at = int(ident.partition("-")[0]) / 1000
                 detail = fields.get("failedReason") or fields.get("prev") or ""
                 events.append({"at": at, "event": fields["event"], "detail": redact_text(detail)})
@@ -390,7 +390,7 @@ def _row(queue: str, ident: str, state: str, result: str | None, *values: str | 
         "queue": queue,
         "id": ident,
         "name": name or "",
-        "state": _told(state, result),
+        "state": _named(state, result),
         "added_at": _seconds(added),
         "started_at": _seconds(started),
         "ended_at": _seconds(ended),
@@ -401,7 +401,7 @@ def _row(queue: str, ident: str, state: str, result: str | None, *values: str | 
     }
 
 
-def _told(state: str, result: str | None) -> str:
+def _named(state: str, result: str | None) -> str:
     """To BullMQ a cancelled job is a completed one with that result; to people it is not."""
     ended = state == "completed" and cancelled(parsed(result)) is not None
     return "cancelled" if ended else state

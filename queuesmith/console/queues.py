@@ -74,7 +74,7 @@ async def measured(console: Console) -> dict[str, Any]:
 
 
 async def sampling(console: Console) -> None:
-    """Keeps the charts going while nobody looks."""
+    """Keeps the charts going while no page is open."""
     while True:
         with contextlib.suppress(QueueUnavailable, StoreUnavailable):
             console.history.append(await measured(console))

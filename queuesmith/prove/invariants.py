@@ -130,7 +130,7 @@ def judge(world: World, batch: Batch, fault: Fault) -> Row:
         why = (
             batch.unhit or "no job was open when it came (more `jobs`, or slower ones, help)"
             if jobs
-            else f"no job was taken: {_said(batch)}"
+            else f"no job was taken: {_refusal(batch)}"
         )
         return Row(fault.name, fault.does, "hit nothing", f"{why}; {measured}")
     if unclear and watched < LOOKED and missing:
@@ -242,7 +242,7 @@ def _not_done(world: World, missing: list[Job], fault: Fault) -> list[Broken]:
     if logged and not allowed:
         key = next(iter(logged))
         broken.append(
-            Broken("gave up", f"{len(logged)} failed, seen in the logs alone: {logged[key]}", world.timeline.story(key))
+            Broken("gave up", f"{len(logged)} failed, seen only in the logs: {logged[key]}", world.timeline.story(key))
         )
     if waiting:
         key = next(iter(waiting))
@@ -292,7 +292,7 @@ def _all_failed(jobs: list[Job]) -> bool:
     return all(job.reason for job in jobs)
 
 
-def _said(batch: Batch) -> str:
+def _refusal(batch: Batch) -> str:
     return next((job.said.strip()[-120:] for job in batch.jobs.values() if job.said), "nothing was sent")
 
 

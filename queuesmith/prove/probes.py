@@ -244,7 +244,7 @@ def in_redis(world: World, keys: set[str]) -> dict[str, list[str]]:
 
 def shape(world: World, place: str) -> str:
     """`hash rq:job:5c1…` and `hash rq:job:9e0…` are places of one kind, and so are those named by two of our keys."""
-    # First: the digits alone would make k2e86-0002 and kd2de-0004, keys of two worlds, places of two kinds.
+    # First, or keys of two worlds, such as k2e86-0002 and kd2de-0004, would be places of two kinds.
     for key in world.keys_in(place):
         place = place.replace(world.name_of(key), "*").replace(key, "*")
     return re.sub(r"[0-9a-f-]{16,}|\d+", "*", place)

@@ -28,7 +28,7 @@ _REASONS = {200: "OK", 201: "Created", 202: "Accepted", 204: "No Content", 404: 
 
 @dataclass
 class Call:
-    """One request that came in. `subject`: whom it is about; `idempotency`: the key that it carried."""
+    """One request. `subject`: what it is about; `idempotency`: the key that it carried."""
 
     at: float
     route: Route | None
@@ -95,7 +95,7 @@ class PlayedProvider:
         self._timeline, self._seed, self._key_of, self._scale = timeline, seed, key_of, scale
         self._applied: dict[tuple[str, str], float] = {}  # (route, idempotency key) -> when
         self._results: dict[tuple[str, str], Any] = {}
-        self._made: dict[str, list[Any]] = {}  # subject, or idempotency key -> what it was answered with, each time
+        self._made: dict[str, list[Any]] = {}  # subject, or idempotency key -> its answers
         self._tries: Counter[str] = Counter()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"provider {self.name}", daemon=True)
@@ -168,14 +168,14 @@ class PlayedProvider:
         )
         self.calls.append(call)
         if route is None:
-            return self._said(call, "404", _response(404, {"error": f"no route for {line}"}))
+            return self._sent(call, "404", _response(404, {"error": f"no route for {line}"}))
         if route.lookup:
             results = self._made.get(subject, []) if subject else []
             if route.reply is not None:
                 answer = _response(200, _listed(route.reply, results))
             else:
                 answer = _response(200, results[-1]) if results else _response(404, {"error": "not found"})
-            return self._said(call, "found" if results else "not found", answer)
+            return self._sent(call, "found" if results else "not found", answer)
         call.answer = next(filter(None, (script(call) for script in self.scripts)), "ok")
         if call.answer == "mix":
             call.answer = self._mixed(route, call)
@@ -187,14 +187,14 @@ class PlayedProvider:
         pause = spread.uniform(*route.latency) + spread.uniform(0.4, 2) * self.linger
         if call.answer == "hang":
             await asyncio.sleep(HANG * self._scale)
-            return self._said(call, "no answer", None)
+            return self._sent(call, "no answer", None)
         if call.answer == "slow":
             pause += SLOW * self._scale
         await asyncio.sleep(pause / 2)
         if call.answer.isdigit():
             status = int(call.answer)
             headers = {"Retry-After": f"{route.retry_after:g}"} if status in (429, 503) else {}
-            return self._said(call, call.answer, _response(status, {"error": call.answer}, headers))
+            return self._sent(call, call.answer, _response(status, {"error": call.answer}, headers))
         result = self._apply(route, call)
         if self.on_effect is not None and call.effect and self.on_effect(call):
             call.answer, call.done_at = "cut", self._timeline.now()
@@ -235,7 +235,7 @@ class PlayedProvider:
                 return answer
         return "ok"
 
-    def _said(self, call: Call, text: str, answer: bytes | None) -> bytes | None:
+    def _sent(self, call: Call, text: str, answer: bytes | None) -> bytes | None:
         call.answer, call.done_at = text, self._timeline.now()
         self._timeline.add("call", f"{call.line} -> {text}", call.key)
         return answer

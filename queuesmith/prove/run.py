@@ -1,4 +1,4 @@
-"""A run: the set-up is tried without a fault, then each fault in a world of its own, several at a time."""
+"""A run: the set-up is tried without a fault, then each fault in its own world, several at a time."""
 
 import concurrent.futures
 import math
@@ -69,7 +69,7 @@ class Card:
 
     @property
     def proved(self) -> bool:
-        """Did any fault, beside `none`, hit something?"""
+        """Did any fault except `none` hit something?"""
         return any(
             row.verdict in ("held", "broken") and row.fault in FAULTS and row.fault != "none" for row in self.rows
         )
@@ -132,7 +132,7 @@ class _Run:
             if world not in self._struck:
                 world.close()
 
-    # one fault after the other, each in a world of its own
+    # faults, each in its own world
 
     def faults(self) -> list[Row]:
         spec, only = self.spec, self.options.only
@@ -402,7 +402,7 @@ def _learn_places(world: World, keys: set[str]) -> None:
 
 
 def _last_look(world: World) -> None:
-    """What is done by now, and what is done but still on a queue, so that it will run again."""
+    """Note what is done by now, and what is done but still queued, so that it will run again."""
     keys = {key for batch in world.batches for key in batch.jobs}
     queued = probes.queued(world, keys)
     world.look()

@@ -330,7 +330,7 @@ class Kafka(Server):
 
 
 class RabbitMQ(Server):
-    """A node with an epmd of its own: a shared one would be started as a daemon and outlive the run."""
+    """A node with its own epmd: a shared one would be started as a daemon and outlive the run."""
 
     name, patience = "RabbitMQ", 90.0
 

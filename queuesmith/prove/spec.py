@@ -254,7 +254,7 @@ class Table:
 
     def __init__(self, path: Path, text: str, name: str, content: Mapping[str, Any]) -> None:
         self.path, self.text, self.name = path, text, name
-        self._told = dict(content)
+        self._unread = dict(content)
         self._known: list[str] = []
 
     @property
@@ -263,14 +263,14 @@ class Table:
 
     def take(self, key: str, kind: Any, default: Any = ...) -> Any:
         self._known.append(key)
-        if key not in self._told:
+        if key not in self._unread:
             if default is ...:
-                for near in difflib.get_close_matches(key, self._told, 1, 0.7):
+                for near in difflib.get_close_matches(key, self._unread, 1, 0.7):
                     self.wrong(near, f"`{near}` is not known {self.place}; did you mean `{key}`?")
                 example = _EXAMPLES.get(f"{self.name}.{key}", "")
                 self.wrong("", f"`{key}` is missing {self.place}. {example}".rstrip())
             return default
-        value = self._told.pop(key)
+        value = self._unread.pop(key)
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join(_KINDS[kind] for kind in kinds)
@@ -292,11 +292,11 @@ class Table:
 
     def tables(self) -> Iterator[tuple[str, Table]]:
         """Everything in it, each a table."""
-        for key in list(self._told):
+        for key in list(self._unread):
             yield key, self.table(key)
 
     def end(self) -> None:
-        for key in self._told:
+        for key in self._unread:
             near = difflib.get_close_matches(key, self._known, 1, 0.5)
             hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(self._known)}"
             self.wrong(key, f"`{key}` is not known {self.place}; {hint}")
@@ -334,7 +334,7 @@ def _service(table: Table, path: Path) -> Service:
         worker=_program(table, "worker"),
         submit=_submit(table, "submit"),
         workers=table.take("workers", int, 2),
-        api=_program(table, "api") if "api" in table._told else None,
+        api=_program(table, "api") if "api" in table._unread else None,
         next=_command(table, "next", table.take("next", (str, list), None)),
         setup=_command(table, "setup", table.take("setup", (str, list), None)),
         poison=_submit(table, "poison", None),
@@ -405,10 +405,10 @@ def _submit(table: Table, key: str, default: Any = ...) -> Any:
 
 def _probe(top: Table, name: str, providers: Sequence[Provider], *, needed: bool) -> Probe | None:
     effective = [provider.name for provider in providers if any(route.effect for route in provider.routes)]
-    if name not in top._told and (not needed or len(effective) == 1):
+    if name not in top._unread and (not needed or len(effective) == 1):
         top.take(name, dict, None)
         return Probe("provider", effective[0]) if needed else None
-    if name not in top._told and effective:
+    if name not in top._unread and effective:
         listed = ", ".join(f'"{provider}"' for provider in effective)
         top.wrong("", f"`effect` is missing. Write [effect] with provider = [{listed}]: those that every job calls")
     table = top.table(name)

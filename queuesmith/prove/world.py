@@ -290,7 +290,7 @@ class World:
         return next((own for own, known in self._own_ids.items() if known == key), key)
 
     def called(self, key: str, own: str) -> None:
-        """The service has an id of its own for this key."""
+        """The service has its own id for this key."""
         self._own_ids[own] = key
         self._own_pattern = next((shape for shape in _SHAPES if shape.fullmatch(own)), re.compile(r"[\w.:-]+"))
 
@@ -611,7 +611,7 @@ def _keys(kind: str, seed: str) -> tuple[re.Pattern[str], Callable[[int], str]]:
         )
     if kind == "date" or "%" in kind:
         form = "%Y-%m-%d" if kind == "date" else kind
-        # Days that no log line of today is about.
+        # Days that no log line is about.
         first = datetime.date(2200 + rng.randrange(600), 1, 1)
         shape = re.sub(r"%[a-zA-Z]", lambda part: r"\d{4}" if part[0] == "%Y" else r"\d{2}", re.escape(form))
         return (

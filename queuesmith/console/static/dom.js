@@ -175,7 +175,7 @@ export function cell(label, ...children) {
   return h("td", { role: "cell", class: label.endsWith("*") ? "extra" : "", "data-label": label.replace("*", "") }, ...children);
 }
 
-/** A list and one detail beside it. On a narrow screen the detail takes the list's place; afterwards it is where it was. */
+/** A list and one detail beside it. On a narrow screen the detail replaces the list, which keeps its place. */
 export function split(...list) {
   const side = h("div", { class: "side-detail", hidden: true });
   const node = h("div", { class: "split" }, h("div", null, ...list), side);
@@ -217,7 +217,7 @@ export function opened(frame, name, make, where, back) {
   };
 }
 
-/** "51–100 of 5,000 jobs", and the way to the pages beside it. */
+/** "51–100 of 5,000 jobs", and links to the pages next to it. */
 export function pager(label, size, go, ...more) {
   let now = 0;
   const shown = h("p", { class: "number", role: "status" });

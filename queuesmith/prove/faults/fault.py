@@ -1,4 +1,4 @@
-"""A fault: a function that does it to a world and says what it hit. A fault that hit nothing has proved nothing."""
+"""A fault: a function that harms a world and says what it hit. A fault that hit nothing has proved nothing."""
 
 from __future__ import annotations
 

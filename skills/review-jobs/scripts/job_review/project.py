@@ -50,7 +50,7 @@ UNREAD = {
     ".ipynb": "notebooks",
 }
 
-# name: (Python modules, npm packages, Go modules). The first table has rules of its own, the second only the general ones.
+# name: (Python modules, npm packages, Go modules). The first table has its own rules, the second only the general ones.
 JUDGED: dict[str, tuple[str, str, str]] = {
     "BullMQ": ("bullmq", "bullmq|@nestjs/bullmq", ""),
     "Celery": ("celery", "", ""),
@@ -258,7 +258,7 @@ class Manifests:
     def of(self, language: str, package: str) -> list[str]:
         rows = [row for row in self._found if row[1:3] == (language, package)]
         locked = {row[0] for row in rows if row[4]}
-        # A lock says what is installed; the range beside it only what might be.
+        # A lock says what is installed, a range only what might be.
         return [row[3] for row in rows if row[4] or row[0] not in locked]
 
     def nearest(self, path: Path, language: str, package: str) -> str | None:
