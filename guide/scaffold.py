@@ -15,7 +15,7 @@ from studyhall.patterns.core.store import metadata
 
 PATH = catalogue.ROOT / "templates" / "catalogue.yml"
 
-# What the code of each template imports; everything else in a project was asked for.
+# What the code of each template imports; everything else in a project was chosen.
 _SHARED = [
     "core/clock.py",
     "core/connections.py",

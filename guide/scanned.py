@@ -1,4 +1,4 @@
-"""The scanner on public code bases: what it found, and which of it is wrong.
+"""The scanner on public code bases: what it found, and which findings are wrong.
 
     python -m guide.scanned OWNER/NAME@COMMIT=FOLDER …     -> guide/scanned.json, how often each rule was found
 

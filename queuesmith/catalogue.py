@@ -4,7 +4,7 @@ The entry of a pattern is the front matter of its page, `skills/SKILL/references
 
     title            what it is called; what it promises is the paragraph **Promise.** of the page
     modules          in reference/studyhall/patterns, the one with the promise first; `outbox/`: the whole package
-    parts            modules that come only when they are asked for: `queuesmith add event-bus.nats`
+    parts            modules copied only when asked for: `queuesmith add event-bus.nats`
     proofs           test file below tests/reference -> names of tests
 
 Its figures, if a proof writes any, are in reference/figures/ID.json.
@@ -63,7 +63,7 @@ class Pattern:
     title: str
     summary: str
     own: tuple[str, ...]  # its modules, the one with the promise first
-    parts: tuple[str, ...]  # modules that come only when they are asked for
+    parts: tuple[str, ...]  # modules copied only when asked for
     proofs: tuple[str, ...]  # tests/x.py::test_y
     page: Path
 

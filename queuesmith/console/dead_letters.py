@@ -112,7 +112,7 @@ async def replay_many(console: State, _: Admin, wanted: ReplayMany) -> dict[str,
 
 @router.post("/purge")
 async def purge(console: State, _: Admin, wanted: Purge) -> dict[str, int]:
-    """Delete dead letters older than so many days."""
+    """Delete dead letters older than this many days."""
     return {"purged": await dead_letter.purge(console.database(), wanted.older_than_days * DAY)}
 
 

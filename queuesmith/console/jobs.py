@@ -30,7 +30,7 @@ MAX_TEXT = 200_000  # characters of a payload or result that are shown
 MAX_EXPORT = 10_000
 SEARCH_SECONDS = 0.15  # then the rest of a long list waits for the next request
 SEARCHED = 500  # jobs per step of a search
-FAR = 100_000  # how far into a list a job's place is looked for: about 2 ms
+FAR = 100_000  # how far into a list a job is searched for: about 2 ms
 ROW = ("name", "timestamp", "processedOn", "finishedOn", "atm", "failedReason", "progress", "pb")
 LISTS = ("active", "wait", "paused")
 # In the order in which an operator wants to see them.
@@ -300,7 +300,7 @@ async def page_of(
     more = ("data", "returnvalue", "stacktrace", "opts") if whole else ()
     async with client.pipeline(transaction=False) as pipe:
         for queue, state, ident, _score in ids:
-            # A result can be large, and only that of a completed job says something about its state.
+            # A result can be large, and only a completed job's tells its state.
             result = "returnvalue" if state == "completed" and size <= 100 else "-"
             pipe.hmget(console.key(queue, ident), result, *ROW, *more)
         answers = await pipe.execute()

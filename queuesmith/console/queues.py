@@ -1,4 +1,4 @@
-"""The queues as a whole: how each is doing, who works on them, what runs by the clock, pause and resume."""
+"""The queues as a whole: how each is doing, their workers, what runs by the clock, pause and resume."""
 
 import asyncio
 import base64

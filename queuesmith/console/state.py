@@ -101,7 +101,7 @@ class Console:
             await asyncio.wait({looking}, timeout=FIRST_LOOK)
             if looking.done():
                 self._looking = None
-                looking.result()  # QueueUnavailable, if Redis is away
+                looking.result()  # QueueUnavailable, if Redis is down
         return self._found
 
     async def known(self, queue: str) -> str:

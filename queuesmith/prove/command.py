@@ -96,7 +96,7 @@ def _chosen(options: argparse.Namespace) -> Options:
     except ValueError as error:
         raise Wrong(f"--soak: {error}") from None
     for path in filter(None, (options.junit, options.html)):
-        if not path.parent.is_dir():  # said now, not after five minutes
+        if not path.parent.is_dir():  # now, not after five minutes
             raise Wrong(f"{path}: there is no folder {path.parent}")
     seed = random.SystemRandom().randrange(10_000) if options.seed is None else options.seed
     return Options(options.quick, soak, seed, only, options.keep, options.lanes)

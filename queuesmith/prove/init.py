@@ -262,12 +262,12 @@ workers = 2
 {submit}
 # Is there an api to start? {{port}} is its port, and so is its PORT.
 {start}
-# Are there tables to be made, or programs to be built, first?
+# Must tables be made, or programs built, first?
 {setup}
 # What else does it need? A {{canary}} in a secret or in the payload must never be seen in the logs.
-# Say {{redis.host}} and {{redis.port}} where it wants them apart, {{postgres}} for a server of that kind.
+# Write {{redis.host}} and {{redis.port}} if it wants them apart, {{postgres}} for a PostgreSQL server.
 {reads}{env}
-# The BullMQ queue: failed jobs are looked for in it, and foreign ones are put on it.
+# The BullMQ queue: it is searched for failed jobs, and foreign ones are put on it.
 {queue}
 # After how long does another worker take over the job of a frozen one ({what})?
 lock = "30s"
@@ -275,7 +275,7 @@ lock = "30s"
 # poison = "python submit.py {{key}} --crash"
 # failing = "python submit.py {{key}} --invalid"
 
-# How is seen, per key, what happened? Rows of key and count: sql, or redis = "HGETALL done",
+# What shows, per key, what happened? Rows of key and count: sql, or redis = "HGETALL done",
 # or http = "http://127.0.0.1:{{port}}/jobs/{{key}}", or command = "python count.py", or log = "sent {{key}}",
 # or provider = "NAME".
 [effect]
@@ -289,10 +289,10 @@ query = "select id, count(*) from done group by 1"
 # What does it promise? These are the defaults.
 [promises]
 duplicates = "none"      # or "same key", or "allowed"
-failed = "none"          # or "visible": a job may fail by a crash if that can be seen
-recovery = "30s"         # work that a fault left undone is done after at most so long
+failed = "none"          # or "visible": a crash may make a job fail if that can be seen
+recovery = "30s"         # work that a fault left undone is done within this
 shutdown = "30s"
-enqueue = "10s"          # a submit answers within this, Redis there or not
+enqueue = "10s"          # a submit answers within this, even without Redis
 # skip = ["redis-full"]  # faults it does not promise to survive
 """  # noqa: S608
 

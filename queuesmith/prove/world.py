@@ -429,7 +429,7 @@ class World:
         reasons: dict[str, str] = {}
         if not keys:
             return reasons
-        with contextlib.suppress(Exception):  # Redis may be away
+        with contextlib.suppress(Exception):  # Redis may be down
             states = probes.bullmq_states(self, keys)
             reasons |= {key: reason for key, (state, reason) in states.items() if state == "failed" and reason}
         if self.spec.failures:
@@ -540,7 +540,7 @@ class World:
         if not self.providers and not self.spec.service.queue and self.spec.service.worker.ready:
             # Nothing shows its work before the end: it is ready, and there is work.
             return all(self.service.up(slot, self.warmup) for slot in self.service.workers())
-        with contextlib.suppress(Exception):  # Redis may be away
+        with contextlib.suppress(Exception):  # Redis may be down
             states = probes.bullmq_states(self, {job.key for job in jobs})
             return any(state == "active" for state, _ in states.values())
         return False

@@ -100,7 +100,7 @@ def hit_work(world: World, batch: Batch, whom: str) -> None:
     """Note a hit if work is left."""
     open_jobs = max(still_open(world, batch), sum(provider.in_flight for provider in world.providers.values()))
     if not open_jobs:
-        with contextlib.suppress(Exception):  # Redis may be away
+        with contextlib.suppress(Exception):  # Redis may be down
             states = probes.bullmq_states(world, batch.jobs).values()
             open_jobs = sum(state == "active" for state, _ in states)
     if open_jobs:

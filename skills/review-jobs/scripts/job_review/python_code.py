@@ -207,7 +207,7 @@ def _swallowed(tree: Tree, handler: ast.ExceptHandler) -> Iterator[Hit]:
                     r"capture_exception|print_exc|^(str|repr|type|getattr|dict)$|format|^(self\.)?_?log(ger|ging)?\."
                 )
                 if not logs(called) and not re.search(harmless, called):
-                    return  # it does something about it
+                    return  # it handles the error
             if isinstance(part, ast.Assign | ast.AugAssign):
                 return  # kept for later
     yield "swallowed-error", handler.lineno
