@@ -14,7 +14,7 @@ SERVICES = ROOT / "reference" / "stacks"
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """`patterns`: those that its modules import; these are Python, and go beside them."""
+    """`patterns`: what its modules import; these are Python, and copied beside them."""
 
     folder: str
     files: tuple[str, ...]
