@@ -49,7 +49,7 @@ class Project:
         for part in filter(None, prefix.split(".")):
             if not part.isidentifier() or keyword.iskeyword(part):
                 raise Refused(
-                    f"{into or folder} cannot be imported: {part!r} is not a Python name. Name the package, like "
+                    f"{into or folder} cannot be imported: {part!r} is no Python name. Name the package, like "
                     f"src/app, or go into the folder and use --into . if its files import each other by their names"
                 )
         top = prefix.split(".")[0]
