@@ -1,1 +1,1 @@
-"""Side by side with what people would use instead: `make bench`, `make bench-full`. See README.md here."""
+"""Queuesmith beside what people would use instead: `make bench`, `make bench-full`. See README.md here."""

@@ -1,11 +1,11 @@
-"""The same work on the same Redis in the same run, for Queuesmith and for what people would use instead.
+"""The same work on the same Redis in the same run, for Queuesmith and its alternatives.
 
     python -m bench                                  quick: one round, everything small, minutes
     python -m bench --full                           three rounds; --publish: into bench/ too
     python -m bench --section latency,kills --peers queuesmith,celery
 
-Each peer runs in an environment of its own under build/bench/envs, made at the first run. Writes results.json,
-RESULTS.md and pictures into --out (build/bench); after every section, so that an interrupted run is not lost.
+Each peer runs in its own environment under build/bench/envs, made at the first run. Writes results.json,
+RESULTS.md and pictures into --out (build/bench) after every section, so that an interrupted run is not lost.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
         prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--full", action="store_true", help="real sizes, three rounds (about 90 minutes)")
-    parser.add_argument("--rounds", type=int, help="other than 1 (quick) or 3 (full)")
+    parser.add_argument("--rounds", type=int, help="instead of 1 (quick) or 3 (full)")
     parser.add_argument(
         "--section",
         type=_some(sections.NAMES),
@@ -37,17 +37,15 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--peers", type=_some(ORDER), default=ORDER, help="a,b,… of: " + ", ".join(ORDER))
     parser.add_argument(
-        "--brief", type=_some(ORDER), default=(), help="of these peers only the rate of no-op jobs, to save time"
+        "--brief", type=_some(ORDER), default=(), help="for these peers only the rate of no-op jobs, to save time"
     )
     parser.add_argument(
-        "--before", type=Path, help="results.json of an older commit on this machine, for what must not fall since"
+        "--before", type=Path, help="results.json of an older commit on this machine, for rates that must not fall"
     )
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="folder for what is written")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="output folder")
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the report")
     parser.add_argument(
-        "--keep",
-        action="store_true",
-        help="keep what bench/results.json holds of sections and peers that are not run now",
+        "--keep", action="store_true", help="keep the sections and peers of bench/results.json that are not run now"
     )
     parser.add_argument(
         "--publish", action="store_true", help="also replace bench/results.json, from which the guide draws its page"
@@ -77,53 +75,53 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             lab = Lab(peers, quick=not given.full, server=server, folder=Path(folder), brief=given.brief)
-            found = results.begin(lab, missing, rounds)
+            run = results.begin(lab, missing, rounds)
             if given.before:
-                found["before"] = results.before(given.before, KEPT)
+                run["before"] = results.before(given.before, KEPT)
             earlier: results.Results = {"peers": {}, "sections": {}}
             if given.keep:
-                earlier = results.keep(found, HERE / "results.json", chosen)
+                earlier = results.keep(run, HERE / "results.json", chosen)
             for name in chosen:
-                if _section(lab, found, name, rounds):
-                    results.keep_rows(found, earlier, name)
-                _write(found, given.out)
+                if _section(lab, run, name, rounds):
+                    results.keep_rows(run, earlier, name)
+                _write(run, given.out)
     finally:
         server.stop()
     seconds = round(time.monotonic() - began)
     if given.publish:
         shutil.copyfile(given.out / "results.json", HERE / "results.json")
-    print(json.dumps(found, indent=1) if given.json else (given.out / "RESULTS.md").read_text())
-    kept = [target for target in targets(found) if target.verdict != "not measured"]
+    print(json.dumps(run, indent=1) if given.json else (given.out / "RESULTS.md").read_text())
+    kept = [target for target in targets(run) if target.verdict != "not measured"]
     met = sum(target.met for target in kept)
     print(f"{met} of {len(kept)} targets met, {seconds} s: {given.out}/RESULTS.md", file=sys.stderr)
     return 0
 
 
-def _section(lab: Lab, found: results.Results, name: str, rounds: int) -> bool:
+def _section(lab: Lab, run: results.Results, name: str, rounds: int) -> bool:
     module = sections.load(name)
     turns = min(rounds, getattr(module, "ROUNDS", rounds))
     lab.failures = {}
-    found["sections"].pop(name, None)
+    run["sections"].pop(name, None)
     began = time.monotonic()
     for turn in range(1, turns + 1):
         lab.round, lab.prefix = turn, f"{name} {turn}/{turns}: "
         try:
-            results.add(found, name, module, lab, module.measure(lab))
-        except Exception as error:  # the other sections are worth having
+            results.add(run, name, module, lab, module.measure(lab))
+        except Exception as error:  # the other sections are still worth having
             lab.say(f"failed: {error!r}")
-            found.setdefault("errors", {})[name] = repr(error)
+            run.setdefault("errors", {})[name] = repr(error)
             return False
-    found["sections"][name]["seconds"] = round(time.monotonic() - began)
-    found["sections"] = {known: found["sections"][known] for known in sections.NAMES if known in found["sections"]}
+    run["sections"][name]["seconds"] = round(time.monotonic() - began)
+    run["sections"] = {known: run["sections"][known] for known in sections.NAMES if known in run["sections"]}
     return True
 
 
-def _write(found: results.Results, out: Path) -> None:
-    drawn = plots.pictures(found)
-    results.save(found, out / "results.json")
+def _write(run: results.Results, out: Path) -> None:
+    drawn = plots.pictures(run)
+    results.save(run, out / "results.json")
     for name, svg in drawn.items():
         (out / f"{name}.svg").write_text(svg)
-    (out / "RESULTS.md").write_text(report.markdown(found, {name: f"{name}.svg" for name in drawn}))
+    (out / "RESULTS.md").write_text(report.markdown(run, {name: f"{name}.svg" for name in drawn}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Medians, spreads and ratios of a few rounds, ratios that are refused, and the way a number is written."""
+"""Medians, spreads and ratios of a few rounds, unstable ratios, and how numbers are written."""
 
 import statistics
 from collections.abc import Sequence
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 UNSTABLE = "unstable"
-Value = float | int | str | None  # None: the peer has no such thing
+Value = float | int | str | None  # None: not in this peer
 
 
 @dataclass(frozen=True)
 class Column:
-    """One measured thing: what the report calls it and whether more of it is better."""
+    """One measured thing: its name in the report and whether more of it is better."""
 
     label: str
     unit: str = ""
@@ -36,7 +36,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times `other` fits into `one`, round by round: the rounds of both ran beside each other."""
+    """`one` / `other`, round by round: the rounds of both ran side by side."""
 
     values: tuple[float, ...]
 
@@ -71,7 +71,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def number(value: object) -> str:
-    """As every table, card and page writes it: thousands apart, three digits of what is below a hundred."""
+    """As every table, card and page writes it: commas for thousands, three digits below a hundred."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {number(inner)}" for key, inner in value.items())
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -1,6 +1,6 @@
 """Where the peers meet: one Redis, their environments, their worker processes and the tally of what they did.
 
-A section gets a `Lab` and uses it so:
+How a section uses its `Lab`:
 
     for peer in lab.peers:
         with lab.bench(peer) as bench:                     # empty Redis, empty tally
@@ -47,7 +47,7 @@ ORDER = ("stock", *OURS, "celery", "rq", "arq", "saq", "taskiq", "dramatiq", "hu
 
 
 class NotInstalled(Exception):
-    """A peer's packages could not be had; the run goes on without it."""
+    """A peer's packages could not be installed; the run goes on without it."""
 
 
 class Record(NamedTuple):
@@ -69,7 +69,7 @@ class Tally:
         return self.path.stat().st_size // RECORD.size if self.path.exists() else 0
 
     def records(self) -> list[Record]:
-        """In the order in which they ended."""
+        """In the order of their ends."""
         data = self.path.read_bytes() if self.path.exists() else b""
         whole = data[: len(data) // RECORD.size * RECORD.size]
         return sorted((Record(*fields) for fields in RECORD.iter_unpack(whole)), key=lambda record: record.ended)
@@ -95,7 +95,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Peer:
-    """A program under peers/: how to call it, and what is said about it in the report."""
+    """A program under peers/: how to call it, and what the report says about it."""
 
     id: str
     title: str
@@ -105,21 +105,21 @@ class Peer:
     own_processes: bool
     settings: str
     states: tuple[str, ...]
-    concurrency: dict[str, int]  # kind of work -> jobs at a time, where it is not what is asked for
+    concurrency: dict[str, int]  # kind of work -> jobs at a time, if not as asked for
 
     @classmethod
     def load(cls, ident: str) -> Peer:
-        told: dict[str, Any] = tomllib.loads((PEERS / ident / "peer.toml").read_text())
+        about: dict[str, Any] = tomllib.loads((PEERS / ident / "peer.toml").read_text())
         return cls(
             ident,
-            told["title"],
-            told["package"],
-            told["pace"],
-            told["bulk"],
-            told["processes"] == "own",
-            told["reliable"],
-            tuple(told["states"]),
-            told.get("concurrency", {}),
+            about["title"],
+            about["package"],
+            about["pace"],
+            about["bulk"],
+            about["processes"] == "own",
+            about["reliable"],
+            tuple(about["states"]),
+            about.get("concurrency", {}),
         )
 
     @property
@@ -166,7 +166,7 @@ class Peer:
                 self._run([uv, "venv", "-q", "--clear", "--python", sys.executable, str(home)])
                 self._run([uv, "pip", "install", "-q", "--python", self.python(), "-r", str(wanted)])
             ready.write_text(wanted.read_text())
-        if self.is_node:  # its imports are looked up from where the program lies
+        if self.is_node:  # its imports are looked up from the program's folder
             shutil.copyfile(PEERS / self.id / "peer.mjs", home / "peer.mjs")
 
     def _run(self, argv: list[str], cwd: Path = ROOT) -> None:
@@ -213,10 +213,10 @@ class Workers:
         return all(leader.poll() is None for leader in self._leaders)
 
     def kill(self) -> None:
-        """SIGKILL to all of them at once: what the end of a container or machine does."""
+        """SIGKILL to all of them at once, as when a container or machine ends."""
         living = [leader for leader in self._leaders if leader.poll() is None]
         frozen: set[int] = set()
-        # Frozen first, so that none does a thing more after the others died, and until there are no new ones.
+        # Frozen first, until there are no new ones: none can act after others have died.
         while new := {pid for leader in living for pid in processes_of(leader.pid)} - frozen:
             for pid in new:
                 with contextlib.suppress(ProcessLookupError):
@@ -229,7 +229,7 @@ class Workers:
             leader.wait(10)
 
     def terminate(self, timeout: float = 20) -> None:
-        """SIGTERM to the leaders, as an orchestrator does, and SIGKILL to what is left then."""
+        """SIGTERM to the leaders, as an orchestrator does, and SIGKILL to what is left."""
         for leader in self._leaders:
             if leader.poll() is None:
                 leader.terminate()
@@ -305,7 +305,7 @@ class Bench:
         tally: Tally | None = None,
         under: Sequence[str] = (),
     ) -> Workers:
-        """`kind` says what work is coming, for peers whose right concurrency depends on it; `under`: a program, with
+        """`kind`: the work that is coming, for peers whose best concurrency depends on it; `under`: a program, with
         its arguments, that starts the worker."""
         options = {
             "url": self.url,
@@ -323,7 +323,7 @@ class Bench:
         return workers
 
     def finished(self, jobs: int, workers: Workers, timeout: float = 120) -> list[Record]:
-        """The records, when this many executions ended; shows what the workers printed if they do not come."""
+        """The records after this many executions ended; if they do not come, raises with what the workers printed."""
         deadline = time.monotonic() + timeout
         while self.tally.count() < jobs:
             if time.monotonic() > deadline or not workers.alive():
@@ -344,7 +344,7 @@ class Lab:
     def __init__(
         self, peers: Sequence[Peer], *, quick: bool, server: RedisServer, folder: Path, brief: Sequence[str] = ()
     ) -> None:
-        self.brief = brief  # ids of peers of which only the rate of no-op jobs is asked
+        self.brief = brief  # ids of peers measured only by their rate of no-op jobs
         self.peers, self.quick, self.server, self.folder = list(peers), quick, server, folder
         self.round = 1
         self.prefix = ""  # of the progress lines
@@ -363,7 +363,7 @@ class Lab:
     def each_peer(
         self, once: Callable[[Lab, Peer], dict[str, Value]], summary: Callable[[dict[str, Value]], str]
     ) -> dict[str, dict[str, Value]]:
-        """The rows of a section in which the peers take turns; one that cannot do it is noted and left out."""
+        """The rows of a section in which the peers take turns; one that fails is noted and left out."""
         rows: dict[str, dict[str, Value]] = {}
         for peer in self.peers:
             if peer.id in self.brief:
@@ -377,7 +377,7 @@ class Lab:
         return rows
 
     def failed(self, peer: Peer, error: Exception) -> None:
-        """Note that this peer could not do it; the report says so."""
+        """Note that this peer failed; the report says so."""
         self.failures[peer.id] = str(error).splitlines()[0]
         self.say(f"{peer.title} failed: {error}")
 

@@ -88,7 +88,7 @@ def table(results: Results, name: str, section: dict[str, Any]) -> str:
 
 
 def cell(figure: list[float] | str | None) -> str:
-    """Median ± spread of the rounds, or the words that stand for them."""
+    """Median ± spread of the rounds, or words instead."""
     if not isinstance(figure, list):
         return figure or "–"
     summary = Summary(tuple(figure))

@@ -50,7 +50,7 @@ def begin(lab: Lab, missing: Sequence[str], rounds: int) -> Results:
 
 
 def keep(results: Results, path: Path, measured: Sequence[str]) -> Results:
-    """Take over the sections of an earlier run of the same kind that are not `measured` now, and their peers."""
+    """Keep the sections of an earlier run of the same kind that are not `measured` now, and their peers."""
     if not path.exists():
         return {"peers": {}, "sections": {}}
     earlier: Results = json.loads(path.read_text())
@@ -68,8 +68,8 @@ def keep(results: Results, path: Path, measured: Sequence[str]) -> Results:
 
 
 def keep_rows(results: Results, earlier: Results, name: str) -> None:
-    """The rows of peers that this run did not measure, after those it did; the report says when and where they were,
-    and takes no ratio between the two."""
+    """The rows of peers that this run did not measure, after those it did; the report says when and where they were
+    measured, and takes no ratio between the two."""
     section, before = results["sections"][name], earlier["sections"].get(name, {"rows": {}})
     for row, figures in before["rows"].items():
         if row in earlier["peers"] and row not in section["rows"]:
@@ -80,8 +80,8 @@ def keep_rows(results: Results, earlier: Results, name: str) -> None:
 def before(path: Path, figures: Iterable[tuple[str, str, str]]) -> dict[str, float]:
     """The medians of these figures in another run: `section/row/figure` -> value."""
     other = json.loads(path.read_text())
-    found = {"/".join(figure): median(other, *figure) for figure in figures}
-    return {name: value for name, value in found.items() if value is not None}
+    medians = {"/".join(figure): median(other, *figure) for figure in figures}
+    return {name: value for name, value in medians.items() if value is not None}
 
 
 def _about(peer: Peer) -> dict[str, str]:
@@ -103,7 +103,7 @@ def add(results: Results, name: str, module: ModuleType, lab: Lab, round_: dict[
         {
             "title": module.TITLE,
             "about": module.ABOUT,
-            "columns": {key: _told(column) for key, column in module.COLUMNS.items()},
+            "columns": {key: _given(column) for key, column in module.COLUMNS.items()},
             "rounds": 0,
             "rows": {},
             "failed": {},
@@ -121,8 +121,8 @@ def add(results: Results, name: str, module: ModuleType, lab: Lab, round_: dict[
                 kept.setdefault(key, value)
 
 
-def _told(column: Column) -> dict[str, Any]:
-    """Without what every column is unless it says so."""
+def _given(column: Column) -> dict[str, Any]:
+    """Without defaults."""
     return {name: value for name, value in vars(column).items() if value != getattr(Column, name, None)}
 
 
@@ -132,7 +132,7 @@ def save(results: Results, path: Path) -> None:
 
 
 def _compact(text: str) -> str:
-    """A row's figures on one line: what is committed stays small, and a change readable."""
+    """A row's figures on one line: the committed file stays small, and its diffs readable."""
     return re.sub(r"\n {4,}", "", text)
 
 
@@ -140,8 +140,8 @@ def _compact(text: str) -> str:
 
 
 def values(results: Results, section: str, row: str, key: str) -> list[float]:
-    found = figure(results, section, row, key)
-    return list(found) if isinstance(found, list) else []
+    rounds = figure(results, section, row, key)
+    return list(rounds) if isinstance(rounds, list) else []
 
 
 def figure(results: Results, section: str, row: str, key: str) -> list[float] | str | None:
@@ -151,12 +151,12 @@ def figure(results: Results, section: str, row: str, key: str) -> list[float] | 
 
 
 def median(results: Results, section: str, row: str, key: str) -> float | None:
-    found = values(results, section, row, key)
-    return statistics.median(found) if found else None
+    rounds = values(results, section, row, key)
+    return statistics.median(rounds) if rounds else None
 
 
 def compare(results: Results, section: str, key: str, one: str, other: str) -> Ratio | None:
-    """How many times `other` fits into `one`; rounds that both have, of the same run."""
+    """`one` / `other`, over rounds of the same run that both have."""
     dates = results.get("sections", {}).get(section, {}).get("earlier", {})
     if dates.get(one) != dates.get(other):
         return None
@@ -169,7 +169,7 @@ def columns(section: Mapping[str, Any]) -> dict[str, Column]:
 
 
 def limit(results: Results, kind: str) -> float | None:
-    """What this Redis does at most: calls per second of BullMQ's `add` or `work` script."""
-    found = [median(results, "ceiling", kind, key) for key in ("P1", "P16")]
-    known = [value for value in found if value is not None]
+    """What this Redis can do at most: calls per second of BullMQ's `add` or `work` script."""
+    rates = [median(results, "ceiling", kind, key) for key in ("P1", "P16")]
+    known = [value for value in rates if value is not None]
     return max(known) if known else None

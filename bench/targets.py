@@ -7,7 +7,7 @@ from bench.results import Results, compare, median, values
 
 PIPELINE, BARE = "queuesmith", "queuesmith-bare"
 PYTHON_PEERS = ("stock", "celery", "rq", "arq", "saq", "taskiq", "dramatiq", "huey")
-# What must not fall for the sake of jobs, compared with an older commit on the same machine (`--before`).
+# Rates that faster jobs must not cost, compared with an older commit on the same machine (`--before`).
 KEPT = (
     ("relay", "SQLite", "rate"),
     ("relay", "PostgreSQL", "rate"),
@@ -82,40 +82,40 @@ def _times(
     sign: str = "≥",
 ) -> Target:
     title = results["peers"].get(other, {}).get("title", other)
-    found = compare(results, section, key, one, other)
+    ratio = compare(results, section, key, one, other)
     goal = f"{sign} {wanted:g} × {title}"
-    if found is None:
+    if ratio is None:
         return Target(text, goal, "–", "not measured")
-    if not found.stable:
+    if not ratio.stable:
         return Target(text, goal, UNSTABLE, UNSTABLE)
-    by = found.median - wanted
+    by = ratio.median - wanted
     kept = by <= 0 if sign == "≤" else by > 0 if sign == ">" else by >= 0
-    return Target(text, goal, str(found), "met" if kept else f"missed by {abs(by):.2f} ×")
+    return Target(text, goal, str(ratio), "met" if kept else f"missed by {abs(by):.2f} ×")
 
 
 def _kept(results: Results, section: str, row: str, key: str) -> Target:
-    found, before = median(results, section, row, key), results.get("before", {}).get(f"{section}/{row}/{key}")
+    now, before = median(results, section, row, key), results.get("before", {}).get(f"{section}/{row}/{key}")
     text, least = f"{section}, {row}: {key} per second as before", 1 - NOISE
-    if found is None or not before:
+    if now is None or not before:
         return Target(text, f"≥ {least:g} ×", "–", "not measured")
-    times = found / before
+    times = now / before
     verdict = "met" if times >= least else f"missed by {least - times:.2f} ×"
     return Target(text, f"≥ {least:g} × {number(before)}", f"{times:.2f} ×", verdict)
 
 
 def _least(results: Results, text: str, section: str, row: str, key: str, wanted: float) -> Target:
-    found = median(results, section, row, key)
-    if found is None:
+    value = median(results, section, row, key)
+    if value is None:
         return Target(text, f"≥ {wanted:g} ×", "–", "not measured")
-    verdict = "met" if found >= wanted else f"missed by {wanted - found:.2f} ×"
-    return Target(text, f"≥ {wanted:g} ×", f"{found:.2f} ×", verdict)
+    verdict = "met" if value >= wanted else f"missed by {wanted - value:.2f} ×"
+    return Target(text, f"≥ {wanted:g} ×", f"{value:.2f} ×", verdict)
 
 
 def _most(results: Results, text: str, section: str, row: str, key: str, wanted: float, unit: str) -> Target:
-    found = values(results, section, row, key)
-    if not found:
+    rounds = values(results, section, row, key)
+    if not rounds:
         return Target(text, f"≤ {wanted:g}{unit}", "–", "not measured")
-    worst = max(found) if wanted == 0 else median(results, section, row, key) or 0.0
+    worst = max(rounds) if wanted == 0 else median(results, section, row, key) or 0.0
     verdict = "met" if worst <= wanted else f"missed by {worst - wanted:g}{unit}"
     return Target(text, f"≤ {wanted:g}{unit}", f"{worst:g}{unit}", verdict)
 
@@ -123,10 +123,10 @@ def _most(results: Results, text: str, section: str, row: str, key: str, wanted:
 def _scaling(results: Results, name: str, peer: str) -> Target:
     """Two processes to one. Where it is missed, what the cores allow at most: Redis runs on them too."""
     target = _least(results, f"two processes to one, {name}", "throughput", peer, "scaling", 1.7)
-    one, worker, redis = (median(results, "throughput", peer, key) for key in ("noop", "worker_us", "redis_us"))
-    if target.met or not (one and worker and redis):
+    rate, worker, redis = (median(results, "throughput", peer, key) for key in ("noop", "worker_us", "redis_us"))
+    if target.met or not (rate and worker and redis):
         return target
     cpus = results["machine"]["cpus"]
-    most = cpus * 1e6 / (worker + redis) / one
+    most = cpus * 1e6 / (worker + redis) / rate
     why = f"; {cpus} cores allow {most:.2f} × with Redis on them" if most < 1.7 else ""
     return replace(target, verdict=target.verdict + why)

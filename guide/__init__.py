@@ -1,1 +1,1 @@
-"""Everything that is written from the sources: the guide, derived text in pages, pictures, the start of a pattern."""
+"""Everything generated from the sources: the guide, derived text in pages, pictures, the files of a new pattern."""

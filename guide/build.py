@@ -1,6 +1,6 @@
 """`make guide`: the pattern guide, built into build/guide from skills/, the figures and the tests.
 
-Open it with `make guide ARGS=--serve`. Nothing in it is a second copy, and nothing in it asks another host.
+Open it with `make guide ARGS=--serve`. Nothing in it is a second copy, and it needs no other host.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from queuesmith.recipes import recipes
 
 HERE = Path(__file__).parent
 HREF = re.compile(r'href="(?P<kind>page|code):(?P<to>[^"#]*)(?P<anchor>#[^"]*)?"')
-EMPTY_HEADER = re.compile(r"<th(\b[^>]*)></th>")  # a corner of a table that heads nothing
+EMPTY_HEADER = re.compile(r"<th(\b[^>]*)></th>")  # the empty corner of a table
 FEATURES = ["navigation.indexes", "navigation.top", "navigation.footer", "search.highlight", "content.code.copy"]
 EXTENSIONS: list[Any] = [
     "admonition",
@@ -69,7 +69,7 @@ def config(texts: dict[str, str]) -> dict[str, Any]:
         "docs_dir": "docs",
         "site_dir": "site",
         "use_directory_urls": True,
-        # no repo_url: the theme would ask that host for its stars from every page
+        # no repo_url: every page would ask that host for its stars
         "theme": {"font": False, "language": "en", "features": FEATURES, "palette": palette},
         "extra_css": ["assets/guide.css"],
         "extra_javascript": [f"assets/{name}.js" for name in ("timeline", "guide", "calculate", "calculators")],
@@ -79,7 +79,7 @@ def config(texts: dict[str, str]) -> dict[str, Any]:
 
 
 def build(site: Path) -> list[str]:
-    """Build into `site`; what a reader will miss, in sentences."""
+    """Build into `site`; returns what a reader will miss, in sentences."""
     started, missed = time.monotonic(), []
     texts = pages.all_pages()
     work = site.with_name(f"{site.name}-src")
@@ -115,7 +115,7 @@ def build(site: Path) -> list[str]:
 
 
 def finish(site: Path, texts: dict[str, str], *, drawn: bool) -> set[str]:
-    """Make `page:` and `code:` links relative; the source files that are linked."""
+    """Make `page:` and `code:` links relative; returns the linked source files."""
     linked: set[str] = set()
     for path in site.rglob("*.html"):
         up = "../" * (len(path.relative_to(site).parts) - 1)

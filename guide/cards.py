@@ -1,7 +1,7 @@
 """What was measured: guarantee cards and single figures, read from the files that the proofs wrote.
 
 `reference/figures` (the full fault suite) comes first, `build/figures` (the quick one on this machine) second; a
-card says which. Nothing measured yet is said as such, never filled in.
+card says which. What is not measured yet is marked as such, never filled in.
 """
 
 import functools
@@ -26,10 +26,10 @@ COMMITTED = ROOT / "reference" / "figures"
 FOLDERS = (Path(OWN),) if OWN else (COMMITTED, ROOT / "build" / "figures")
 BENCH = os.environ.get("GUIDE_BENCH")  # the same for the results of the benchmark
 BENCHES = (Path(BENCH),) if BENCH else (ROOT / "bench" / "results.json", ROOT / "build" / "bench" / "results.json")
-BRIEF = 2  # sentences of a brief card: what is worth its tokens; the figures have their own files
+BRIEF = 2  # sentences of a brief card, to save tokens; the figures have their own files
 STORES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
-# What a figure in a sentence is read as, in this order.
-SAID = (
+# How figures read in sentences, in this order.
+READ_AS = (
     (
         re.compile(r"(?<![\d.,])0(?= (?:lost|duplicated|failed|stalled|inconsistent|missed|kept|undone|out of)\b)"),
         "nothing",
@@ -48,7 +48,7 @@ Measured = dict[str, dict[str, Any]]
 
 @functools.cache
 def measured(pattern: str, folders: tuple[Path, ...] = FOLDERS) -> Measured:
-    """proof name -> entry, of the best run there is."""
+    """proof name -> entry, of the best run."""
     for folder in folders:
         path = folder / f"{pattern}.json"
         if path.exists():
@@ -68,7 +68,7 @@ def _current(entry: dict[str, Any]) -> bool:
 
 
 def of_proof(proof: str) -> list[tuple[str, dict[str, Any]]]:
-    """Every entry that this test wrote, whatever file it is in."""
+    """Every entry that this test wrote, in whatever file."""
     plain = proof.partition("[")[0]
     names = sorted({path.stem for folder in FOLDERS for path in folder.glob("*.json")})
     return [
@@ -80,9 +80,9 @@ def of_proof(proof: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def card(pattern: Pattern, *, brief: bool = False) -> str:
-    """The guarantee card of a pattern: a promise, and what was measured in sentences.
+    """The guarantee card of a pattern: its promise, and what was measured, in sentences.
 
-    `brief` is for the pages of skills, where every word is read by a model: the most telling ones of a full run.
+    `brief` is for skill pages, where a model reads every word: the most telling sentences of a full run.
     """
     promise = f"**Promise.** {pattern.summary}"
     if not brief:
@@ -94,15 +94,15 @@ def card(pattern: Pattern, *, brief: bool = False) -> str:
 
 
 def box(entries: Measured, promise: str = "") -> str:
-    """Sentences; the raw figures, where they come from and how to repeat them are one click away."""
+    """Sentences; the raw figures, their origin and how to repeat them are one click away."""
     head = f'<section class="qs-card" data-measured="{mode(entries)}" markdown>\n\n'
     if not entries:
         text = f"Figures: {UNMEASURED}. `make faults` runs the proofs and writes them."
         return f"{head}{promise}\n\n{text}\n\n</section>"
-    told = "\n".join(f"- {text}" for pattern in _by_pattern(entries) for text in sentences(*pattern))
+    listed = "\n".join(f"- {text}" for pattern in _by_pattern(entries) for text in sentences(*pattern))
     raw = f"{table(entries.items())}\n\n{run(entries)}"
     details = f'<details class="qs-raw" markdown><summary>Raw figures</summary>\n\n{raw}\n\n</details>'
-    return f"{head}{promise}\n\n{told}\n\n{details}\n\n</section>"
+    return f"{head}{promise}\n\n{listed}\n\n{details}\n\n</section>"
 
 
 def _by_pattern(entries: Measured) -> list[tuple[str, Measured]]:
@@ -125,13 +125,13 @@ def sentences(pattern: str, entries: Measured) -> list[str]:
         plain, store = experiment(name)
         merged.setdefault(plain, {})[store] = sentence(pattern, plain, entry["figures"])
     order = [*templates().get(pattern, {})]
-    told = []
+    result = []
     for plain in sorted(merged, key=lambda name: (order.index(name) if name in order else len(order), name)):
         (store, text), *others = merged[plain].items()
         same = [STORES[other] for other, sentence in others if sentence == text]
         on = f" ({' and '.join([STORES[store], *same])})" if store else ""
-        told.append(f"{text.removesuffix('.')}{on}.")
-    return told
+        result.append(f"{text.removesuffix('.')}{on}.")
+    return result
 
 
 def experiment(name: str) -> tuple[str, str]:
@@ -141,18 +141,18 @@ def experiment(name: str) -> tuple[str, str]:
 
 
 def sentence(pattern: str, name: str, figures: dict[str, Any]) -> str:
-    """What this experiment measured; the figures alone where nobody has put them into words."""
+    """What this experiment measured; only the figures if there is no template."""
     shown = ", ".join(f"{key.replace('_', ' ')} {number(value)}" for key, value in figures.items())
     return filled(pattern, name, figures) or f"{name.replace('-', ' ').capitalize()}: {shown}."
 
 
 def filled(pattern: str, name: str, figures: dict[str, Any]) -> str:
-    """Its template with its figures; nothing where there is none, or it asks for others."""
+    """Its template with its figures; empty if there is none, or a figure is missing."""
     try:
         text = templates()[pattern][name].format_map({key: _shown(value) for key, value in figures.items()})
     except KeyError:
         return ""
-    for wording, words in SAID:
+    for wording, words in READ_AS:
         text = wording.sub(words, text)
     return text
 
@@ -225,7 +225,7 @@ def benchmark() -> str:
 
 
 def charts(names: str) -> str:
-    """`damage recovery`: charts of the benchmark, beside each other where there is room."""
+    """`damage recovery`: charts of the benchmark, side by side if there is room."""
     drawn = {"damage": draw.damage, "recovery": draw.recovery, "throughput": draw.throughput}
     if not results():
         return f"The benchmark: {UNMEASURED}; `make bench-full` writes it."
@@ -242,7 +242,7 @@ def peers() -> str:
 
 @functools.cache
 def results() -> dict[str, Any]:
-    """The committed run; else the one of this machine."""
+    """The committed run, else this machine's."""
     for path in BENCHES:
         if path.exists():
             result: dict[str, Any] = json.loads(path.read_text())

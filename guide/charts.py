@@ -1,6 +1,6 @@
-"""Bar charts of the benchmark for the guide: drawn at build time, readable on a phone, told to a screen reader.
+"""Bar charts of the benchmark for the guide: drawn at build time, for phones and screen readers too.
 
-Each bar has its label and its words above it, so that nothing depends on a colour and a phone shows it whole.
+Each bar has its label and its words above it, so that nothing depends on colour and it fits a phone.
 """
 
 import re
@@ -33,7 +33,7 @@ class Bar:
     words: str
     parts: Sequence[tuple[str, float]]  # class of the colour, length
     ours: bool = False
-    endless: bool = False  # it did not end while it was watched
+    endless: bool = False  # it did not end while watched
 
 
 def chart(title: str, bars: Iterable[Bar]) -> str:
@@ -41,7 +41,7 @@ def chart(title: str, bars: Iterable[Bar]) -> str:
     bars = list(bars)
     most = max((sum(value for _, value in bar.parts) for bar in bars), default=0.0) or 1.0
     ident = "qs-" + re.sub(r"\W+", "-", title.lower()).strip("-")
-    told = "; ".join(f"{bar.label}: {bar.words}" for bar in bars)
+    description = "; ".join(f"{bar.label}: {bar.words}" for bar in bars)
     drawn = []
     for place, bar in enumerate(bars):
         top, left = place * ROW, 0.0
@@ -62,7 +62,7 @@ def chart(title: str, bars: Iterable[Bar]) -> str:
         f'<figure class="qs-chart"><figcaption id="{ident}">{escape(title)}</figcaption>'
         f'<svg viewBox="0 0 {WIDTH} {len(bars) * ROW}" role="img" aria-labelledby="{ident}" '
         f'aria-describedby="{ident}-told">'
-        f'<desc id="{ident}-told">{escape(told)}</desc>{inner}</svg></figure>'
+        f'<desc id="{ident}-told">{escape(description)}</desc>{inner}</svg></figure>'
     )
 
 
@@ -109,7 +109,7 @@ def _peers(results: dict[str, Any], section: str) -> list[tuple[str, str]]:
 
 
 def table(results: dict[str, Any], only: str = "", rounds: int = 1) -> str:
-    """The same and more as a table: all peers, or those that are named. No figure of fewer `rounds`."""
+    """The same and more as a table: all peers, or those named. No figure of fewer `rounds`."""
     shown = [cell for cell in COLUMNS if results["sections"].get(cell[1], {}).get("rounds", 0) >= rounds]
     lines = [f"| | {' | '.join(cell[0] for cell in shown)} |", f"|---|{'---:|' * len(shown)}"]
     for ident, about in results["peers"].items():

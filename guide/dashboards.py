@@ -1,7 +1,7 @@
-"""Prometheus' alert rules and a Grafana dashboard, for StudyHall and every generated service: `templates/common/ops`.
+"""Prometheus alert rules and a Grafana dashboard, for StudyHall and every generated service: `templates/common/ops`.
 
 Made by `make sync` from the metrics that the code declares (`health.exposition.GAUGES`, `JobMetrics`) and the limits of
-StudyHall's own alerts. A rule about a metric that no code has is an error, and every metric has its panel.
+StudyHall's own alerts. A rule about an undeclared metric is an error, and every metric has its panel.
 """
 
 import json
@@ -18,7 +18,7 @@ from studyhall.patterns.observability.metrics import JobMetrics
 FOLDER = catalogue.ROOT / "templates" / "common" / "ops"
 ALERTS, DASHBOARD = FOLDER / "alerts.yml", FOLDER / "dashboard.json"
 
-# name, condition, for how long it has to hold, what to do. `limit(signal)`: where StudyHall's own alert is raised.
+# name, condition, how long it must hold, what to do. `limit(signal)`: where StudyHall's own alert is raised.
 _RULES = [
     ("ServiceDown", "up == 0", "2m", "{{ $labels.instance }} cannot be scraped: is the process there?"),
     ("RedisDown", "redis_up == 0", "1m", "Redis does not answer {{ $labels.instance }}."),
@@ -98,7 +98,7 @@ def alerts() -> str:
 
 
 def known() -> set[str]:
-    """The names under which Prometheus has them."""
+    """Their names in Prometheus."""
     return {*GAUGES, *(name for name, _, _ in _executions())}
 
 

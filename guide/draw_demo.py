@@ -2,7 +2,7 @@
 
     python -m guide.draw_demo      (make demo-picture)
 
-Nothing is edited: the lines are what the run wrote, when it wrote them; only pauses longer than 1.5 s are cut. CSS
+Nothing is edited: every line appears when the run wrote it; only pauses longer than 1.5 s are cut. CSS
 shows each line at its time and scrolls, so no script is needed; without motion the end of the run is shown.
 """
 

@@ -26,7 +26,7 @@ def draw() -> Image.Image:
     def shape(points: list[tuple[float, float]], colour: str) -> None:
         pen.polygon([(x * side, y * side) for x, y in points], fill=colour)
 
-    for x, colour in ((0.10, STEEL), (0.28, STEEL), (0.46, EMBER)):  # three jobs in a row, one is worked on
+    for x, colour in ((0.10, STEEL), (0.28, STEEL), (0.46, EMBER)):  # three jobs in a row, one at work
         box(x, 0.50, 0.15, 0.15, colour, 0.025)
     shape([(0.66, 0.515), (0.66, 0.635), (0.76, 0.575)], PAPER)  # where it goes
     box(0.08, 0.69, 0.78, 0.05, PAPER)  # the anvil they move on

@@ -1,6 +1,6 @@
-"""Diagrams: a `<figure>` with the text of the diagram, drawn in the page by a mermaid that is served locally.
+"""Diagrams: a `<figure>` with the text of the diagram, drawn in the page by a locally served mermaid.
 
-The library is taken from npm at build time into build/ and is never committed. Without npm the text stays, readable.
+The library is fetched from npm into build/ at build time, never committed. Without npm the text stays, readable.
 """
 
 import html
@@ -45,7 +45,7 @@ def library() -> Path | None:
 
 
 def figure(text: str, caption: str, name: str = "") -> str:
-    """The text is what a reader without scripts, a printer without them and a screen reader get."""
+    """The text is for readers and printers without scripts, and for screen readers."""
     return (
         f'<figure class="qs-diagram" data-diagram="{html.escape(name)}">'
         f'<div class="qs-drawing" role="img" aria-label="{html.escape(caption)}" hidden></div>'
@@ -56,7 +56,7 @@ def figure(text: str, caption: str, name: str = "") -> str:
 
 
 def drawn(name: str, caption: str) -> str:
-    """The figure of guide/diagrams/NAME.mmd, or nothing when there is none."""
+    """The figure of guide/diagrams/NAME.mmd; empty if there is none."""
     path = DIAGRAMS / f"{name}.mmd"
     return figure(path.read_text(), caption, name) if path.exists() else ""
 

@@ -1,5 +1,5 @@
-"""`make new-pattern NAME=slow-start SKILL=background-jobs`: the files of a new pattern, each marked where it is to be
-filled in. They pass every check of the repository but the one for those marks, and the proof, which fails until then.
+"""`make new-pattern NAME=slow-start SKILL=background-jobs`: the files of a new pattern, each marked where to fill
+it in. They pass every check of the repository except the one for those marks, and the proof, which fails until then.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from guide import sync
 from queuesmith import catalogue
 from queuesmith.catalogue import ROOT, SKILLS
 
-MARK = "FILL " + "IN"  # in two parts, because a test looks for it everywhere
+MARK = "FILL " + "IN"  # in two parts: a test looks for it everywhere
 
 MODULE = '''"""@@: what goes wrong without it, in one sentence.
 
@@ -109,7 +109,7 @@ CHANGE = "- TITLE (`ID`): @@, what it promises.\n"
 
 
 def lay_out(ident: str, skill: str) -> list[Path]:
-    """Write the files of a new pattern; the paths to fill in."""
+    """Write the files of a new pattern; returns the paths to fill in."""
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", ident):
         raise SystemExit(f"{ident!r} is not a name for a pattern: lower-case words with dashes, like slow-start")
     if skill not in SKILLS:
@@ -129,7 +129,6 @@ def lay_out(ident: str, skill: str) -> list[Path]:
     }
 
     def filled(text: str) -> str:
-        # The mark first: what it stands for has no other of these words.
         return re.sub("@@|NAME_|PROOF|MODULE|TITLE|ID", lambda match: words[match[0]], text)
 
     taken = [path for path in new if (ROOT / path).exists()]
@@ -164,7 +163,7 @@ def _change_added(text: str, filled: Callable[[str], str]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", help="like slow-start")
-    parser.add_argument("skill", choices=SKILLS, help="whose page it is")
+    parser.add_argument("skill", choices=SKILLS, help="the skill of its page")
     args = parser.parse_args()
     for path in lay_out(args.name, args.skill):
         print(f"fill in: {path.relative_to(ROOT)}")

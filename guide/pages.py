@@ -1,4 +1,4 @@
-"""The pages: skill references, figures and tests put together; hand-written ones from guide/pages.
+"""The pages: skill references with figures and tests, and hand-written ones from guide/pages.
 
 Links are written as `page:ADDRESS` and `code:PATH#L1`; `build` makes them relative when the HTML exists.
 """
@@ -19,7 +19,7 @@ from queuesmith.recipes import recipes
 
 HERE = Path(__file__).parent
 MODULES = catalogue.MODULES.relative_to(ROOT).as_posix()
-# Reference pages that are no pattern: skill/page -> address.
+# Reference pages that are not patterns: skill/page -> address.
 READING = {
     "background-jobs/choosing": "choosing",
     "background-jobs/combine": "combine",
@@ -78,7 +78,7 @@ def all_pages() -> dict[str, str]:
 
 
 def from_file(path: Path) -> str:
-    """A markdown file as a page: no front matter, no sync marks, links that lead somewhere in the guide."""
+    """A markdown file as a page: no front matter, no sync marks, links into the guide."""
     text = re.sub(r"<!-- /?sync.*?-->\n?", "", without_front_matter(path.read_text()))
     text = QUOTED.sub(_quote_links, QUOTING.sub(r"\1", text))
     text = "".join(
@@ -90,7 +90,7 @@ def from_file(path: Path) -> str:
 
 
 def _with_anchor(heading: re.Match[str]) -> str:
-    """The anchor that the repository's own pages use, so that links from them hold here too."""
+    """The anchor that the repository's own pages use, so that their links work here too."""
     anchor = re.sub(r"[^\w\s-]", "", heading["text"].lower()).strip().replace(" ", "-")
     return f"{heading[0]} {{ #{anchor} }}"
 
@@ -118,7 +118,7 @@ def _link(match: re.Match[str], page: Path) -> str:
 
 
 def address_of(path: Path) -> str | None:
-    """Where a file of the repository is a page of its own."""
+    """The address of a file that is a page; None: it is not."""
     parts = path.relative_to(ROOT).parts
     match parts:
         case ("skills", _, "references", "recipes" | "stacks" as kind, _):
@@ -197,12 +197,12 @@ def _split_lead(text: str) -> tuple[str, str]:
 def _limits(pattern: Pattern) -> str:
     """When the promise does not hold, in the words of the module."""
     docstring = ast.get_docstring(ast.parse((catalogue.MODULES / pattern.own[0]).read_text())) or ""
-    told = []
+    limits = []
     for paragraph in docstring.split("\n\n"):
         if LIMITS.search(paragraph):
             text = re.sub(r"\A(When|Where) (it|they) (does|do) not hold:?\s*", "", paragraph, flags=re.IGNORECASE)
-            told.append(re.sub(r"^(?=- )", "\n", text, count=1, flags=re.MULTILINE).strip())
-    return "**When it does not hold**{ .qs-limits }\n\n" + "\n\n".join(told) if told else ""
+            limits.append(re.sub(r"^(?=- )", "\n", text, count=1, flags=re.MULTILINE).strip())
+    return "**When it does not hold**{ .qs-limits }\n\n" + "\n\n".join(limits) if limits else ""
 
 
 def _modules(pattern: Pattern) -> str:
@@ -274,7 +274,7 @@ def antipattern_page(row: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-# ---- hand-written pages and what they may ask for
+# ---- hand-written pages and their directives
 
 
 def written(path: Path) -> str:
@@ -311,7 +311,7 @@ def _no(path: Path, name: str) -> str:
 
 
 def section(args: str) -> str:
-    """`README.md#Three ways in`: the text below a heading of another file, its links made right."""
+    """`README.md#Three ways in`: the text below a heading of another file, its links adapted."""
     name, _, heading = args.partition("#")
     text = from_file(ROOT / name)
     match = re.search(
@@ -351,7 +351,7 @@ def _leaf(address: str) -> str:
 
 
 def grouped() -> list[tuple[str, list[str]]]:
-    """Pattern ids by the problem they solve; what no group names comes last."""
+    """Pattern ids by the problem they solve; those in no group come last."""
     named = {name for group in settings()["group"] for name in group["patterns"]}
     if unknown := named - {*patterns()}:
         raise SystemExit(f"guide/guide.toml groups {', '.join(sorted(unknown))}: no such pattern")
@@ -368,7 +368,7 @@ def pattern_index() -> str:
 
 
 def errors() -> str:
-    """Every error that the modules raise, with its docstring, which is its message, and the pattern to read."""
+    """Every error that the modules raise, with its docstring (its message) and the pattern to read."""
     owner = {name: pattern for pattern in patterns().values() for name in (*pattern.own, *pattern.parts)}
     known, rows = {"Exception", "RuntimeError", "ValueError", "LookupError"}, []
     classes = [
@@ -381,12 +381,12 @@ def errors() -> str:
         if known.isdisjoint(getattr(base, "id", "") for base in node.bases):
             continue
         known.add(node.name)
-        told = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split()).replace("|", "\\|")
+        message = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split()).replace("|", "\\|")
         link = f"[`{node.name}`]({sources.link(f'{MODULES}/{module}', node.lineno)})"
         page = owner.get(module)
         read = f"[{page.title}](page:patterns/{page.id})" if page else ""
-        if told and not node.name.startswith("_"):
-            rows.append((node.name, f"| {link} | {told} | {read} |"))
+        if message and not node.name.startswith("_"):
+            rows.append((node.name, f"| {link} | {message} | {read} |"))
     return "\n".join(["| error | says | read |", "|---|---|---|", *(line for _, line in sorted(rows))])
 
 

@@ -1,7 +1,7 @@
-"""The cards on the page `prove`: what `queuesmith prove --json` said, cut to what is worth reading.
+"""The cards on the page `prove`: the output of `queuesmith prove --json`, cut to what is worth reading.
 
 queuesmith prove SERVICE --seed 1 --json > card.json; python -m guide.prove_cards NAME card.json
-python -m guide.prove_cards seeds 1 20        the known-good service once per seed, on a machine that others keep busy
+python -m guide.prove_cards seeds 1 20        the known-good service once per seed, on a busy machine
 """
 
 import dataclasses
@@ -20,16 +20,16 @@ MOST_STORY, MOST_STORIES = 330, 2
 
 def cut(card: dict[str, Any]) -> dict[str, Any]:
     """Without what was not run, and with the stories of the first invariants."""
-    told: set[str] = set()
+    seen: set[str] = set()
     kept: dict[str, Any] = {name: card[name] for name in ("name", "seed", "server", "workers")}
     kept["seconds"] = round(card["seconds"])
     kept |= {name: [row["fault"] for row in card["rows"] if row["verdict"] == name] for name in VERDICTS}
     kept["broken"] = []
     for row in card["rows"]:
         for breach in row["broken"]:
-            new = len(told) < MOST_STORIES and breach["invariant"] not in told
+            new = len(seen) < MOST_STORIES and breach["invariant"] not in seen
             story = breach["story"][:MOST_STORY] if new else ""
-            told |= {breach["invariant"]} if story else set()
+            seen |= {breach["invariant"]} if story else set()
             kept["broken"].append([row["fault"], breach["invariant"], breach["measured"], story])
     return kept
 
@@ -51,7 +51,7 @@ def cards(names: str) -> str:
 
 
 def run_seeds(numbers: Iterable[int]) -> None:
-    """What became of the known-good service: how many rows of each verdict, and how busy the machine was."""
+    """Run the known-good service: how many rows of each verdict, and how busy the machine was."""
     from queuesmith.prove.run import Options, prove
     from queuesmith.prove.spec import load
 
@@ -61,13 +61,13 @@ def run_seeds(numbers: Iterable[int]) -> None:
     promises = dataclasses.replace(spec.promises, recovery=30.0, wake=15.0, shutdown=30.0)
     for number in numbers:
         card = prove(dataclasses.replace(spec, promises=promises), Options(seed=number))
-        told = {
+        result = {
             "seconds": round(card.seconds),
             "load": round(os.getloadavg()[1], 1),
             **Counter(row.verdict for row in card.rows),
         }
         known = json.loads(file.read_text()) if file.exists() else {}
-        known[str(number)] = told
+        known[str(number)] = result
         lines = [f'"{seed}":{_short(known[seed])}' for seed in sorted(known, key=int)]
         file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 

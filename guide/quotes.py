@@ -1,6 +1,6 @@
-"""What the skill pages take from the code: quotes, guarantee cards, and what `queuesmith add` brings.
+"""What the skill pages take from the code: quotes, guarantee cards, and what `queuesmith add` copies.
 
-A quote is a fenced block whose first line says what it quotes, so a page needs no other marks:
+The first line of a fenced block says what it quotes, so a page needs no other marks:
 
     ```python reference/studyhall/patterns/retry.py#decide full_jitter            functions, classes, Class.method
     ```python tests/skills/examples/background-jobs/worker.py#[wiring]            `# [wiring]` to `# [/wiring]`
@@ -42,7 +42,7 @@ def quote(args: str) -> str:
         text, first, last = _part(path, source, name)
         parts.append(text)
         spans.append(f"{first}–{last}" if first != last else f"{first}")
-    # An example says nothing: it runs in the tests, and `patterns` is the package that the modules were copied to.
+    # No origin for examples: they run in the tests, and import `patterns` as in a reader's project.
     where = ""
     if Path(path).is_relative_to(PATTERNS):
         where = f"Lines {', '.join(spans)} of `patterns/{Path(path).relative_to(PATTERNS)}`:"
@@ -95,7 +95,7 @@ def card(pattern: Pattern) -> str:
 
 
 def files(pattern: Pattern) -> str:
-    """The command that brings all that the code on the page imports, what to install, and where the detail is."""
+    """The command that copies all that the code on the page imports, what to install, and where the details are."""
     more = _more(pattern)
     modules = closure([*pattern.own, *(name for extra in more for name in extra.own)])
     command = f"queuesmith add {' '.join(extra.id for extra in (pattern, *more))} --into src/app"
@@ -123,7 +123,7 @@ def in_studyhall(pattern: Pattern) -> str:
 
 @functools.cache
 def _uses() -> dict[str, list[tuple[str, str]]]:
-    """File of StudyHall -> what it imports from the patterns, as (module, module.name); commands and tables apart."""
+    """File of StudyHall -> what it imports from the patterns, as (module, module.name); without commands and tables."""
     uses = {}
     for path in sorted(APP.rglob("*.py")):
         if MODULES not in path.parents and not path.name.startswith(("cli", "database", "demo")):
@@ -159,7 +159,7 @@ def imported(page: Path) -> set[str]:
 
 
 def _more(pattern: Pattern) -> list[Pattern]:
-    """Further patterns to add for the code on its page; those of the core last, most come along with the others."""
+    """Further patterns to add for the code on its page; those of the core last, as others mostly include them."""
     result: list[Pattern] = []
     for module in sorted(imported(pattern.page), key=lambda name: (name.startswith("core/"), name)):
         if not any(module in known.modules for known in (pattern, *result)):
@@ -168,7 +168,7 @@ def _more(pattern: Pattern) -> list[Pattern]:
 
 
 def _owner(module: str) -> Pattern:
-    """The pattern whose module it is, or most of whose package; else the smallest that brings it along."""
+    """The pattern that owns the module, or most of its package; else the smallest that includes it."""
     name = module.removesuffix("__init__.py")
 
     def fits(candidate: Pattern) -> tuple[int, int]:
@@ -177,7 +177,7 @@ def _owner(module: str) -> Pattern:
     parts = [
         find(f"{pattern.id}.{PurePosixPath(part).stem}") for pattern in patterns().values() for part in pattern.parts
     ]
-    # A part only for what is in it: it brings the rest of its package along too.
+    # Parts come last: they include the rest of their package too.
     for some in (patterns().values(), parts):
         if owners := [candidate for candidate in some if module in candidate.modules and fits(candidate)[0]]:
             return max(owners, key=fits)
@@ -185,7 +185,7 @@ def _owner(module: str) -> Pattern:
 
 
 def _requirements(names: Iterable[str]) -> list[str]:
-    """What to install for these modules; the driver of PostgreSQL where one of them can use it."""
+    """What to install for these modules, with PostgreSQL's driver if one of them can use it."""
     names = list(names)
     return packages(names, postgres=any("psycopg" in imports(name)[1] for name in names))
 

@@ -15,7 +15,7 @@ from studyhall.patterns.core.store import metadata
 
 PATH = catalogue.ROOT / "templates" / "catalogue.yml"
 
-# What the code of each template imports; everything else in a project was asked for.
+# What the code of each template imports; everything else in a project was chosen.
 _SHARED = [
     "core/clock.py",
     "core/connections.py",
@@ -100,11 +100,11 @@ def _places(modules: Sequence[str]) -> list[int]:
 
 def _packages() -> dict[str, list[int]]:
     """Each package, and the places of the modules that import it."""
-    found: dict[str, list[int]] = {}
+    places: dict[str, list[int]] = {}
     for place, module in enumerate(_modules()):
         for package in catalogue.packages([module]):
-            found.setdefault(package, []).append(place)
-    return dict(sorted(found.items()))
+            places.setdefault(package, []).append(place)
+    return dict(sorted(places.items()))
 
 
 def _tables(module: str) -> str:

@@ -1,8 +1,8 @@
-"""The scanner on public code bases: what it found, and which of it is wrong.
+"""The scanner on public code bases: what it found, and which findings are wrong.
 
     python -m guide.scanned OWNER/NAME@COMMIT=FOLDER …     -> guide/scanned.json, how often each rule was found
 
-Somebody looked at each finding: `guide/scanned.toml` has those that are wrong. `make sync` makes the page of both.
+Each finding was reviewed: `guide/scanned.toml` lists the wrong ones. `make sync` makes the page from both.
 """
 
 import json
@@ -22,13 +22,13 @@ def table() -> str:
     results, judged = json.loads(RESULTS.read_text()), tomllib.loads(JUDGED.read_text())
     lines = ["| code base | uses | read | findings | of these wrong |", "|---|---|---|---:|---:|"]
     listed = []
-    for name, told in judged.items():
+    for name, entry in judged.items():
         measured = results[name]
-        wrong, commit = told.get("wrong", {}), measured["commit"][:10]
+        wrong, commit = entry.get("wrong", {}), measured["commit"][:10]
         read = ", ".join(f"{count} {language}" for language, count in measured["read"].items())
         home = f"https://github.com/{name}"
-        found = sum(measured["found"].values())
-        lines.append(f"| [{name}]({home}/tree/{commit}) | {told['uses']} | {read} | {found} | {len(wrong)} |")
+        total = sum(measured["found"].values())
+        lines.append(f"| [{name}]({home}/tree/{commit}) | {entry['uses']} | {read} | {total} | {len(wrong)} |")
         for place, why in wrong.items():
             rule, file = place.split(" ")
             path, _, line = file.partition(":")
@@ -45,8 +45,8 @@ def main() -> int:
         command = [sys.executable, "-I", str(SCANNER), folder, "--json"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
         report = json.loads(done.stdout)
-        found = Counter(finding["rule"] for finding in report["findings"])
-        results[name] = {"commit": commit, "read": report["read"]["files"], "found": dict(sorted(found.items()))}
+        counts = Counter(finding["rule"] for finding in report["findings"])
+        results[name] = {"commit": commit, "read": report["read"]["files"], "found": dict(sorted(counts.items()))}
     rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in sorted(results.items()))
     RESULTS.write_text(f"{{\n{rows}\n}}\n")
     return 0

@@ -1,4 +1,4 @@
-"""Makes guide/assets/screenshots: StudyHall at work, in a real browser, and what a real Prometheus shows of it. Needs
+"""Makes guide/assets/screenshots: StudyHall at work in a real browser, and its metrics in a real Prometheus. Needs
 chromium, playwright and prometheus.
 
 One run: an API, a worker, a relay and a payment sandbox on a temporary data directory, documents on their way,
@@ -29,7 +29,7 @@ LARGEST = 8_000
 
 
 def main(which: str = "") -> None:
-    """Both, or the one that is named."""
+    """Both, or the one named."""
     TARGET.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="screenshots-") as folder:
         # Two jobs at a time per queue: some have to wait, as in real life.
@@ -73,7 +73,7 @@ def _show(hall: StudyHall, browser: Any, folder: Path) -> None:
 def _prometheus(folder: Path, *ports: int) -> Iterator[str]:
     """Its address; the rules are those of every generated service."""
     rules = ROOT / "templates" / "common" / "ops" / "alerts.yml"
-    targets, port = json.dumps([f"127.0.0.1:{one}" for one in ports]), free_port()
+    targets, port = json.dumps([f"127.0.0.1:{number}" for number in ports]), free_port()
     (folder / "prometheus.yml").write_text(
         f"global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: [{rules}]\n"
         f"scrape_configs: [{{job_name: studyhall, static_configs: [{{targets: {targets}}}]}}]\n"
@@ -92,11 +92,13 @@ def _prometheus(folder: Path, *ports: int) -> Iterator[str]:
 def _chart(hall: StudyHall, browser: Any, prometheus: str) -> None:
     """What the dashboard shows of the jobs' ends, drawn by Prometheus."""
     board = json.loads((ROOT / "templates" / "common" / "ops" / "dashboard.json").read_text())
-    [expr] = [one["expr"] for panel in board["panels"] for one in panel["targets"] if "jobs_total" in one["expr"]]
+    [expr] = [
+        target["expr"] for panel in board["panels"] for target in panel["targets"] if "jobs_total" in target["expr"]
+    ]
     page = browser.new_context(viewport={"width": 1000, "height": 1400}, reduced_motion="reduce").new_page()
     for _ in range(6):
         for sample in ("water-cycle.md", "photosynthesis.pdf"):
-            with contextlib.suppress(OSError):  # refused: a machine that is busy with something else
+            with contextlib.suppress(OSError):  # refused: the machine is busy
                 hall.upload(SAMPLES / sample)
         page.wait_for_timeout(8_000)
     page.goto(f"{prometheus}/classic/graph?{urlencode({'g0.expr': expr, 'g0.tab': 0, 'g0.range_input': '1m'})}")

@@ -20,7 +20,7 @@ from pygments.util import ClassNotFound
 from queuesmith.catalogue import ROOT
 
 FOLDER = "source"
-CACHE = ROOT / "build" / "guide-highlighted"  # by content: colouring is most of the time of a build
+CACHE = ROOT / "build" / "guide-highlighted"  # by content: highlighting takes most of a build
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark"><title>{path}</title>
@@ -32,7 +32,7 @@ PAGE = """<!doctype html>
 
 
 def link(path: str, line: int | None = None) -> str:
-    """The address to write into a page; `resolved` turns it into a relative one."""
+    """The address to write into a page; `build` makes it relative."""
     if not (ROOT / path).is_file():
         raise SystemExit(f"the guide links to {path}, which does not exist")
     return f"code:{path}#L{line}" if line else f"code:{path}"
@@ -68,7 +68,7 @@ def lines_of(path: str, name: str) -> tuple[int, int, int]:
 
 
 def proof_link(proof: str) -> str:
-    """`tests/x.py::test_y[postgres]` -> a link to its lines, worded as the promise that it is named by."""
+    """`tests/x.py::test_y[postgres]` -> a link to its lines, worded as the promise in its name."""
     path, _, name = proof.partition("::")
     name = name.partition("[")[0].replace("::", ".")
     words = name.rpartition(".")[2].removeprefix("test_").replace("_", " ")
@@ -120,6 +120,6 @@ def stylesheet() -> str:
     """Pygments' colours for both schemes; the layout is in assets/source.css."""
     light = HtmlFormatter(style="default").get_style_defs("pre")
     dark = HtmlFormatter(style="github-dark").get_style_defs("pre")
-    # the styles' own backgrounds would fight with the page's
+    # their own backgrounds would clash with the page's
     light, dark = (re.sub(r"background(-color)?: [^;}]+;?", "", css) for css in (light, dark))
     return f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n"

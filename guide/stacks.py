@@ -88,7 +88,7 @@ def _same(path: Path, other: Path) -> bool:
 
 
 def run(stack: str, twin: str, *only: str, seed: int = 1, quick: bool = False, keep: bool = False) -> Card:
-    """The card of the service with the modules (`kept`) or of its twin as tutorials write it (`default`)."""
+    """The card of the service with the modules (`kept`), or of its twin as in tutorials (`default`)."""
     folder = install(stack)
     if twin == "default":
         folder = Path(shutil.copytree(SERVICES / stack / "naive", BUILT / stack / "naive", dirs_exist_ok=True))
@@ -121,12 +121,12 @@ def summary(card: Card) -> dict[str, Any]:
     return {
         "server": card.server,
         "seed": card.seed,
-        "rows": {row.fault: [row.verdict, _told(row)] for row in card.rows if row.verdict != "not run"},
+        "rows": {row.fault: [row.verdict, _outcome(row)] for row in card.rows if row.verdict != "not run"},
     }
 
 
-def _told(row: Any) -> str:
-    """`lost 4, duplicated 2`; of a fault that was survived, how long that took."""
+def _outcome(row: Any) -> str:
+    """`lost 4, duplicated 2`; for a fault that was survived, how long that took."""
     if row.broken:
         parts = []
         for breach in row.broken:
@@ -145,10 +145,10 @@ def results_of(stack: str) -> dict[str, Any]:
 
 
 def _cell(results: dict[str, Any], twin: str, fault: str) -> str:
-    verdict, told = results.get(twin, {}).get("rows", {}).get(fault, ["–", ""])
+    verdict, text = results.get(twin, {}).get("rows", {}).get(fault, ["–", ""])
     if verdict == "broken":
-        return f"**{told}**"
-    return f"{verdict}, {told}" if told else str(verdict)
+        return f"**{text}**"
+    return f"{verdict}, {text}" if text else str(verdict)
 
 
 def table(stack: str) -> str:
@@ -173,14 +173,16 @@ def table(stack: str) -> str:
 
 
 def matrix() -> str:
-    """All stacks beside each other, every fault."""
-    told = {stack: measured for stack in STACKS if set(TWINS) <= (measured := results_of(stack)).keys()}
+    """All stacks side by side, every fault."""
+    complete = {stack: measured for stack in STACKS if set(TWINS) <= (measured := results_of(stack)).keys()}
     heads = [
-        f"{STACKS[stack]}, {'default' if twin == 'default' else 'with the modules'}" for stack in told for twin in TWINS
+        f"{STACKS[stack]}, {'default' if twin == 'default' else 'with the modules'}"
+        for stack in complete
+        for twin in TWINS
     ]
     lines = [f"| fault | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
     for name in CARD:
-        cells = [_cell(results, twin, name) for results in told.values() for twin in TWINS]
+        cells = [_cell(results, twin, name) for results in complete.values() for twin in TWINS]
         lines.append(f"| {name}: {FAULTS[name].does} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -1,7 +1,7 @@
 """`make sync`: regenerate what is derived from the pages, the modules and the figures. `--check` fails on drift.
 
-Quotes are fenced blocks that say what they quote, a pattern's page has two paragraphs of its entry and its figures
-(see `quotes`). Tables made from several files stand between `<!-- sync:NAME ARGUMENTS -->` and `<!-- /sync -->`.
+Quotes are fenced blocks that name their source; a pattern's page has two paragraphs from its entry and its figures
+(see `quotes`). Tables made from several files are between `<!-- sync:NAME ARGUMENTS -->` and `<!-- /sync -->`.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def pattern_map() -> str:
 
 
 def _module_links(names: list[str]) -> Iterator[str]:
-    """A link to each module; of a package to its first one, the others are beside it."""
+    """A link to each module; for a package only to the first, the others are beside it."""
     linked: set[str] = set()
     for name in names:
         folder, _, file = name.rpartition("/")
@@ -75,7 +75,7 @@ def proven() -> str:
 
 
 def steps() -> str:
-    """The way of a job through StudyHall's worker, drawn from the list that its `Pipeline` is given."""
+    """The way of a job through StudyHall's worker, drawn from the arguments of its `Pipeline`."""
     [given] = [
         node.args
         for node in ast.walk(ast.parse((ROOT / "reference/studyhall/worker.py").read_text()))
@@ -103,7 +103,7 @@ REGION = re.compile(r"<!-- sync:(?P<name>[\w-]+)(?: (?P<args>[^\n]+?))? -->\n.*?
 
 
 def targets() -> list[Path]:
-    """Pages before the README, whose table of tokens counts them."""
+    """Every page with regions or quotes."""
     pages = sorted((ROOT / "skills").glob("*/SKILL.md")) + sorted((ROOT / "skills").glob("*/references/**/*.md"))
     mapped = [ROOT / "reference" / "README.md", ROOT / "reference" / "stacks" / "README.md"]
     return [*pages, *mapped, ROOT / "README.md"]

@@ -1,6 +1,6 @@
-"""Timelines: a fault moved along the steps of a pattern, and what the usual version and ours make of it.
+"""Timelines: a fault at each step of a pattern, and what the usual version and ours make of it.
 
-Without scripts it is a list of all moments; assets/timeline.js makes one slider of it. Both read the same table.
+Without scripts it is a list of all moments; assets/timeline.js turns it into a slider. Both use the same table.
 """
 
 import functools
@@ -16,19 +16,19 @@ LANES = ("usual", "ours")
 @functools.cache
 def timelines() -> dict[str, dict[str, Any]]:
     given = tomllib.loads((Path(__file__).with_name("timelines.toml")).read_text())
-    return {ident: derived(told) for ident, told in given.items()}
+    return {ident: derived(entry) for ident, entry in given.items()}
 
 
-def derived(told: dict[str, Any]) -> dict[str, Any]:
+def derived(entry: dict[str, Any]) -> dict[str, Any]:
     """A pattern's lanes and moments: each verdict follows from what is durable when the fault hits."""
-    lanes = {name: [step.partition(" | ") for step in told[name]] for name in LANES}
+    lanes = {name: [step.partition(" | ") for step in entry[name]] for name in LANES}
     moments = []
-    for place, at in enumerate(told["at"]):
-        reached = told["reached"][place] if "reached" in told else place
-        verdicts = {name: verdict(told["then"], lanes[name][: place + 1]) for name in LANES}
+    for place, at in enumerate(entry["at"]):
+        reached = entry["reached"][place] if "reached" in entry else place
+        verdicts = {name: verdict(entry["then"], lanes[name][: place + 1]) for name in LANES}
         moments.append({"at": at, "after": reached, "hit": reached == place} | verdicts)
     titled = {name: {"title": lane[0][0], "steps": [step[0] for step in lane[1:]]} for name, lane in lanes.items()}
-    return {"fault": told["fault"], "lanes": titled, "moments": moments}
+    return {"fault": entry["fault"], "lanes": titled, "moments": moments}
 
 
 def verdict(then: list[list[str]], done: list[tuple[str, str, str]]) -> list[str]:
@@ -40,7 +40,7 @@ def verdict(then: list[list[str]], done: list[tuple[str, str, str]]) -> list[str
 
 
 def timeline(ident: str) -> str:
-    """The figure of a pattern, or nothing when it has none."""
+    """The figure of a pattern; empty if it has none."""
     given = timelines().get(ident)
     if given is None:
         return ""

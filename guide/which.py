@@ -1,4 +1,4 @@
-"""Which queue, which broker: a table of each, from the runs (bench, fault suite, stacks). No figure is typed."""
+"""Which queue, which broker: a table for each, from the runs (bench, fault suite, stacks). No figure is typed."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ from guide.charts import median_of
 from queuesmith.catalogue import ROOT
 
 REDIS = "Redis or Valkey"
-# Of the benchmark's peer: what it runs with, and the stack of reference/stacks that was put under the same faults.
+# Peer of the benchmark -> its language, its server, and its stack in reference/stacks, if any.
 QUEUES = {
     "queuesmith": ("Python", REDIS, ""),
     "queuesmith-bare": ("Python", REDIS, ""),
@@ -75,11 +75,11 @@ def _semantics(bench: dict[str, Any], ident: str) -> str:
 def _breaks(stack: str) -> str:
     """How many faults of the card broke a promise, of those that hit."""
     results = stacks.results_of(stack) if stack else {}
-    told = []
+    parts = []
     for twin in stacks.TWINS:
         rows = [results.get(twin, {}).get("rows", {}).get(name, [""])[0] for name in stacks.CARD]
-        told.append(f"{rows.count('broken')} of {sum(row in ('held', 'broken') for row in rows)}")
-    return " → ".join(told) if results else "–"
+        parts.append(f"{rows.count('broken')} of {sum(row in ('held', 'broken') for row in rows)}")
+    return " → ".join(parts) if results else "–"
 
 
 def brokers() -> str:

@@ -1,16 +1,16 @@
-"""`add`: pattern modules, and the tests of them that run there, in an existing project.
+"""`add`: copies pattern modules, and those of their tests that run elsewhere, into an existing project.
 
 Nothing is written before everything is decided, an edited file is never overwritten unasked, and a file is
 replaced in one step. `.queuesmith.json` in the project's root records what was written, with its hash.
-A project whose modules have moved upstream since is told how to come along, and nothing of it is changed.
+If modules have moved upstream since, it says how to follow, and changes nothing.
 
-For programs, and for other commands that bring modules along:
+From Python:
 
     project = Project.find(Path("src/app"))                      # or Path("."): flat; it need not exist
     adoption = plan(project, ["retry", "outside-call"], own={"labels.py": text})
-    written = write(adoption)                                    # what was edited stays as it is
+    written = write(adoption)                                    # edited files stay as they are
 
-`project.package` is the name to import from, `own` are files that are the project's from the first moment.
+`project.package` is the name to import from; `own` files belong to the project from the start.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from .record import LOCK, OURS, Record, Refused, hash_of
 @dataclass(frozen=True, slots=True)
 class Change:
     path: str  # in the project, relative to its root
-    origin: str | None  # in our repository; "": made for the project; None: the project's own from now on
+    origin: str | None  # in our repository; "": made for the project; None: the project's own
     state: str  # new, same, updated, kept (edited here, and upstream did not change), edited
     old: str
     new: str
@@ -49,14 +49,13 @@ class Adoption:
     patterns: list[str]
     changes: list[Change]
     requirements: list[str]  # to run the modules
-    # To run the tests that come along, beside those.
-    test_requirements: list[str] = field(default_factory=list)
-    on_request: list[str] = field(default_factory=list)  # for PostgreSQL alone
-    added: list[str] = field(default_factory=list)  # patterns that were asked for now
+    test_requirements: list[str] = field(default_factory=list)  # further ones, to run the tests
+    on_request: list[str] = field(default_factory=list)  # only for PostgreSQL
+    added: list[str] = field(default_factory=list)  # patterns asked for this time
 
     @property
     def edited(self) -> list[Change]:
-        """What only somebody can decide: changed here, or never from here, and different upstream."""
+        """For the user to decide: changed here, or not copied from here, and different upstream."""
         return [change for change in self.changes if change.state == "edited"]
 
 
@@ -70,8 +69,8 @@ def plan(
 ) -> Adoption:
     """What `add` would do.
 
-    `own`: further files, path from the project's root -> text; they are not recorded, and one that is there and
-    different counts as edited. `also`: packages that those need and no import tells.
+    `own`: further files, path from the project's root -> text; they are not recorded, and an existing one
+    that differs counts as edited. `also`: packages they need that no import shows.
     """
     record = Record.read(project.root)
     refuse_moved(project, record)
@@ -150,7 +149,7 @@ def content(project: Project, path: str, origin: str) -> str:
 
 
 def write(adoption: Adoption, overwrite: Callable[[Change], bool] = lambda change: False) -> list[Change]:
-    """Write what is new or updated, and of what was edited that for which `overwrite` says yes."""
+    """Write what is new or updated, and the edited files that `overwrite` agrees to."""
     project = adoption.project
     chosen = [
         c for c in adoption.changes if c.state in ("new", "updated") or (c.state in ("edited", "kept") and overwrite(c))
@@ -174,8 +173,8 @@ def _gone(project: Project, path: str, origin: str) -> bool:
 
 
 def replace(root: Path, contents: Mapping[str, str]) -> None:
-    """All of these files, path from the root -> text, or none of them."""
-    # All of it beside its place first: a full disk or a missing permission leaves no half of it behind.
+    """Write all of these files, path from the root -> text, or none."""
+    # Staged beside their targets first: a full disk or a missing permission leaves nothing half-written.
     staged: list[tuple[Path, Path]] = []
     made: list[Path] = []
     done = False

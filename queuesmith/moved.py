@@ -1,4 +1,4 @@
-"""Modules of 0.1.0 that lie elsewhere since: the patterns were one flat folder, now there are a core and packages."""
+"""Modules of 0.1.0 that have moved since: from one flat folder to a core and packages."""
 
 from collections.abc import Mapping
 from pathlib import PurePosixPath
@@ -65,7 +65,7 @@ def new_import(old: str) -> str:
 
 
 def moved_in(project: Project, files: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """Files of this project whose module lies elsewhere upstream -> their old module."""
+    """Files of this project whose module has moved upstream -> its old name."""
     old = {path: module_name(record["from"]) for path, record in files.items()}
     return {
         path: name
@@ -75,7 +75,7 @@ def moved_in(project: Project, files: Mapping[str, Mapping[str, str]]) -> dict[s
 
 
 def refuse_moved(project: Project, record: Record) -> None:
-    """Half of the old layout and half of the new one would not run, and moving is not all: imports change too."""
+    """A mix of both layouts would not run, and moving files is not enough: imports change too."""
     entry = record.packages.get(project.into, {"patterns": [], "files": {}})
     moved = moved_in(project, entry["files"])
     if not moved:
@@ -96,7 +96,7 @@ def refuse_moved(project: Project, record: Record) -> None:
         "To bring the project over:",
         "",
         "1. Commit what you have." + (f" Edited here, carry it over afterwards: {', '.join(edited)}" if edited else ""),
-        "2. Remove the old files, of which these come back in their new places:",
+        "2. Remove the old files; these come back in their new places:",
         *(f"     {path} -> {project.modules}/{MOVED[name]}" for path, name in moved.items()),
         f"3. queuesmith add {' '.join(patterns)} --into {project.into}",
         "4. Change the imports in your code, and the calls that CHANGELOG.md names:",

@@ -1,4 +1,4 @@
-"""Where modules go in a project that somebody else made, and by which name they are imported there."""
+"""Where modules go in an existing project, and the name they are imported by."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Project:
             folder = folder.parent
         for path in (folder, *folder.parents):
             if path.exists() and not path.is_dir():
-                raise Refused(f"{path} is a file; name the folder that shall get patterns/, like src/app")
+                raise Refused(f"{path} is a file; name the folder for patterns/, like src/app")
         root = root_around(folder, here)
         where = folder.relative_to(root).as_posix()
         prefix = prefix_of(root, where)
@@ -54,9 +54,7 @@ class Project:
                 )
         top = prefix.split(".")[0]
         if not (folder / "__init__.py").is_file() and (top in sys.stdlib_module_names or top in catalogue.pinned()):
-            raise Refused(
-                f"{into or folder}: a package {top} would hide the {top} that others import; name it otherwise"
-            )
+            raise Refused(f"{into or folder}: a package {top} would hide the {top} that others import; rename it")
         return cls(root, where, prefix)
 
     @property
@@ -114,7 +112,7 @@ def _only_package(here: Path) -> Path:
 
 
 def root_around(folder: Path, here: Path) -> Path:
-    """The project of `folder`: what records are kept in, and tests/ beside."""
+    """The project of `folder`: where the record and tests/ belong."""
     above = [folder, *folder.parents]
     if here in above and not (here / "__init__.py").is_file():
         # Never write above the folder we were called in: that is somebody else's project.

@@ -1,7 +1,7 @@
 """The tests of a pattern that run in another project: with its package instead of ours, in its tests folder.
 
-What needs the reference app, other patterns, other servers or minutes stays upstream; whether a service as a whole
-survives its faults is asked by `queuesmith prove`.
+Tests that need the reference app, other patterns, other servers or minutes stay upstream; `queuesmith prove`
+shows whether a service as a whole survives its faults.
 """
 
 import ast
@@ -16,8 +16,8 @@ from .catalogue import ROOT, Pattern
 
 TESTS = ("tests/reference/portable", "tests/reference/unit")
 HARNESS = "tests/harness"
-PORTABLE = {"missing", "ports", "processes", "redis", "waiting"}  # harness modules that may come along
-# Copied as they are, with names of another length in them: the project's own rules are not for them.
+PORTABLE = {"missing", "ports", "processes", "redis", "waiting"}  # harness modules that may be copied
+# Package names of another length change line lengths: the project's own rules do not apply.
 HEADER = "# Copied by queuesmith, which can update it.\n# ruff: noqa\n# fmt: off\n# mypy: ignore-errors\n"
 
 
@@ -26,11 +26,11 @@ class Proofs:
     """`files`: path in our repository -> path below the folder for proofs."""
 
     files: dict[str, str] = field(default_factory=dict)
-    modules: set[str] = field(default_factory=set)  # of the core, that only the tests import
+    modules: set[str] = field(default_factory=set)  # core modules that only the tests import
 
 
 def proofs_of(patterns: Iterable[Pattern], present: set[str]) -> Proofs:
-    """Every test of these patterns that can run elsewhere; `present` are the modules that are copied anyway."""
+    """Every test of these patterns that can run elsewhere; `present` are modules copied anyway."""
     result = Proofs()
     for proof in sorted({path for pattern in patterns for path in _candidates(pattern)}):
         parts = _parts(proof)
@@ -44,7 +44,7 @@ def proofs_of(patterns: Iterable[Pattern], present: set[str]) -> Proofs:
 
 
 def _candidates(pattern: Pattern) -> Iterator[str]:
-    """The one written to be taken along, else the unit tests; of a part, if it has its own, that too."""
+    """The portable test, else the unit tests; for a part, its own test as well."""
     for ident in dict.fromkeys((pattern.id.partition(".")[0], pattern.id)):
         name = f"test_{re.sub('[-.]', '_', ident)}.py"
         yield from [f"{folder}/{name}" for folder in TESTS if (ROOT / folder / name).is_file()][:1]
@@ -78,7 +78,7 @@ def _parts(proof: str) -> tuple[dict[str, str], frozenset[str]] | None:
 
 
 def _module(dotted: list[str]) -> str:
-    """The module that `studyhall.patterns.outbox.relay.Relay` is in: the longest beginning that is one."""
+    """The module that `studyhall.patterns.outbox.relay.Relay` is in: the longest prefix that is one."""
     for length in range(len(dotted), 0, -1):
         if result := catalogue.module_of(dotted[:length]):
             return result
@@ -86,7 +86,7 @@ def _module(dotted: list[str]) -> str:
 
 
 def _imported(text: str, path: str) -> Iterator[str]:
-    """Dotted names of ours."""
+    """Dotted names."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

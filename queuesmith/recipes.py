@@ -1,8 +1,8 @@
-"""Recipes: small whole services, each with the modules it needs and its fault proof, made to fit somebody's case.
+"""Recipes: small, complete services, each with the modules it needs and its fault proof, adapted to a user's case.
 
 A recipe is a folder in reference/recipes: flat files that import `patterns` and each other, and `recipe.toml`. It runs
-as it stands; what is changed for somebody's case is the queue's name and the fields of `class Task`, whose first one is
-the key. So its code names only that one; the others stand as examples in exactly the forms that `_examples` makes.
+as it is; adapting it changes the queue's name and the fields of `class Task`, of which the first is the key. So its
+code names only the key; the others appear as examples, in exactly the forms that `_examples` makes.
 """
 
 import ast
@@ -50,7 +50,7 @@ class Recipe:
     fields: tuple[Field, ...]
     patterns: tuple[str, ...]
     packages: tuple[str, ...]
-    env: Mapping[str, str]  # what its worker needs beside REDIS_URL and DATABASE_URL
+    env: Mapping[str, str]  # what its worker needs besides REDIS_URL and DATABASE_URL
 
     @property
     def folder(self) -> Path:
@@ -70,11 +70,11 @@ class Recipe:
 def recipes() -> dict[str, Recipe]:
     known = {}
     for file in sorted(FOLDER.glob("*/recipe.toml")):
-        told = tomllib.loads(file.read_text(encoding="utf-8"))
-        fields, patterns = parse_fields(told.pop("fields")), tuple(told.pop("patterns"))
-        packages, env = tuple(told.pop("packages", ())), told.pop("env", {})
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        fields, patterns = parse_fields(content.pop("fields")), tuple(content.pop("patterns"))
+        packages, env = tuple(content.pop("packages", ())), content.pop("env", {})
         known[file.parent.name] = Recipe(
-            id=file.parent.name, fields=fields, patterns=patterns, packages=packages, env=env, **told
+            id=file.parent.name, fields=fields, patterns=patterns, packages=packages, env=env, **content
         )
     return known
 
@@ -94,7 +94,7 @@ def parse_fields(text: str) -> tuple[Field, ...]:
         if not pair:
             raise Refused(f"--fields: cannot read {part.strip()!r}; {example}")
         if keyword.iskeyword(pair[1]) or pair[1] in _TAKEN or pair[1].startswith("model_"):
-            raise Refused(f"--fields: {pair[1]} is taken by Python or by the code around it; name it otherwise")
+            raise Refused(f"--fields: {pair[1]} is taken by Python or by the code around it; choose another name")
         parsed.append(Field(pair[1], pair[2]))
     if len({field.name.lower() for field in parsed}) < len(parsed):
         raise Refused(f"--fields: {text!r} names a field twice")
@@ -119,7 +119,7 @@ def planned(recipe: Recipe, project: Project, *, queue: str | None = None, field
 
 
 def named(project: Project) -> str:
-    """The name by which the service is told from others in the same project: that of its folder."""
+    """What tells the service from others in the same project: the name of its folder."""
     below = project.with_modules() != project or "." in project.prefix
     return project.prefix.split(".")[-1] if below else ""
 
@@ -148,7 +148,7 @@ def render(recipe: Recipe, *, queue: str, fields: tuple[Field, ...], project: Pr
             text = _told_apart(text, named(project))
             text = _in_package(text, project.prefix, project.into, siblings, modules)
             text = re.sub(r"\bpytest test_service\.py\b", f"pytest {test}", text)
-            # What is no module belongs to the root, from which everything is run.
+            # Other files belong in the root, where everything is run.
             path = places.get(name) or (path if name.endswith(".py") else name)
         rendered[path] = text
     return rendered

@@ -1,7 +1,7 @@
 """`.queuesmith.json`: what was copied into a project, from which file of ours, and the hash of what was taken.
 
-The hash is of our file as it was taken, or last merged by hand. So a file whose own hash is another one was edited
-here, and if our file's hash is another one, it changed upstream.
+The hash is of our file as it was taken, or last merged by hand. If the copy's hash differs, it was edited here; if
+our file's differs, it changed upstream.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ class Record:
 
     version: str = ""
     packages: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # Folders found under another name; written with the next.
-    renamed: dict[str, str] = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)  # found under another name; recorded by the next write
 
     @classmethod
     def read(cls, root: Path) -> Record:
-        """Of this project; empty if nothing was copied."""
+        """The project's record; empty if nothing was copied."""
         path = root / LOCK
         try:
             stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -61,7 +60,7 @@ class Record:
         return json.dumps({"queuesmith": catalogue.version(), "packages": self.packages}, indent=2) + "\n"
 
     def gone(self, root: Path) -> dict[str, int]:
-        """Folders of which no module is left -> how many there were."""
+        """Folders with no module left -> how many there were."""
         result = {}
         for into, entry in self.packages.items():
             modules = _modules(entry)
@@ -70,7 +69,7 @@ class Record:
         return result
 
     def _follow(self, root: Path) -> None:
-        """A package that was renamed took its modules along: find them by their names."""
+        """A renamed package took its modules along: find them by their names."""
         for into in self.gone(root):
             entry = self.packages[into]
             names = set(_modules(entry).values())
@@ -107,7 +106,7 @@ def module_name(origin: str) -> str:
 
 
 def folders(root: Path) -> Iterator[Path]:
-    """Every folder of the project in which somebody's own code may be."""
+    """Every folder that may hold the project's own code."""
     for path, names, _ in os.walk(root):
         names[:] = sorted(n for n in names if n[0] != "." and n not in NOT_OURS)
         names[:] = [n for n in names if not Path(path, n, "pyvenv.cfg").is_file()]

@@ -14,7 +14,7 @@ SERVICES = ROOT / "reference" / "stacks"
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """`patterns`: of the catalogue, which its modules import; then it is a Python package that gets them."""
+    """`patterns`: what its modules import; these are Python, and copied beside them."""
 
     folder: str
     files: tuple[str, ...]
@@ -36,7 +36,7 @@ STACKS = {
 def copy(stack: Stack, into: Path, *, force: bool = False, dry_run: bool = False) -> list[Path]:
     """What was written, or would be. Files that are the same already are left out."""
     if not into.is_dir():
-        raise Refused(f"{into} is not a folder; name the one that shall get the modules")
+        raise Refused(f"{into} is not a folder; name one for the modules")
     files = {}
     for name in stack.files:
         text = (SERVICES / stack.folder / name).read_text(encoding="utf-8")

@@ -67,7 +67,7 @@ def _say(options: argparse.Namespace, adoption: Adoption, written: list[str]) ->
 
 def _install(adoption: Adoption) -> list[str]:
     needed = {*adoption.requirements, *adoption.test_requirements}
-    # No test of a recipe is a coroutine; installed, it warns about its settings.
+    # No recipe's test is a coroutine, and pytest-asyncio warns about its settings.
     return installs(adoption.project, sorted(package for package in needed if not package.startswith("pytest-asyncio")))
 
 
@@ -78,10 +78,10 @@ def _next(recipe: Recipe, project: Project) -> list[str]:
         top = top_of(project.into, project.prefix)
         path = f"PYTHONPATH={top} " if top else ""
         run = f"python -m {project.prefix}.{{}}"
-    told = {"REDIS_URL": SERVER, "DATABASE_URL": "sqlite:///service.db", **recipe.env}
+    variables = {"REDIS_URL": SERVER, "DATABASE_URL": "sqlite:///service.db", **recipe.env}
     if not any("REDIS_URL" in text for text in recipe.files.values()):
-        del told["REDIS_URL"]
-    env = " ".join(f"{name}={shlex.quote(value)}" for name, value in told.items())
+        del variables["REDIS_URL"]
+    env = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     api = [f"{env} {path}{run.format('api')} 8000"] if "api.py" in recipe.files else []
     return [
         f"{path}python -m pytest -q {test}",

@@ -1,7 +1,7 @@
-"""`diff` and `adopt`: what changed since modules were copied, taking it over, and copies that were made by hand.
+"""`diff` and `adopt`: what changed since modules were copied, taking it over, and copies made by hand.
 
-A package that was renamed is found again, a file that was deleted here stays deleted, and one that was edited keeps
-nothing else from being updated: it is left as it is until somebody merged it and says so (`diff --accept`).
+A renamed package is found again, a file deleted here stays deleted, and an edited one does not keep the others from
+being updated: it stays as it is until somebody has merged it and says so (`diff --accept`).
 """
 
 import hashlib
@@ -27,7 +27,7 @@ def root_of(folder: Path) -> Path:
 
 def _read(root: Path) -> Record:
     if not (root / LOCK).is_file():
-        # Of a monorepo's services, as far down as they usually are.
+        # A monorepo's services, as deep as they usually are.
         below = sorted(path.parent.relative_to(root).as_posix() for n in (1, 2) for path in root.glob("*/" * n + LOCK))
         if below:
             raise Refused(f"{root} has no {LOCK}, but there is one in {', '.join(below)}: queuesmith diff {below[0]}")
@@ -87,7 +87,7 @@ def _difference(project: Project, path: str, record: Mapping[str, str]) -> Diffe
 
 
 def plan_update(root: Path) -> list[Adoption]:
-    """What `diff --apply` would do: the recorded files as they are upstream now, and modules they have come to need."""
+    """What `diff --apply` would do: the recorded files as they are upstream now, and modules they now need."""
     record = _read(root)
     result = []
     for into, entry in record.packages.items():
@@ -98,7 +98,7 @@ def plan_update(root: Path) -> list[Adoption]:
             for path, file in entry["files"].items()
             if (root / path).is_file() and (not file["from"] or (ROOT / file["from"]).is_file())
         }
-        # What lies where `add` puts it; a copy elsewhere has imports of its own.
+        # Only where `add` puts them; a copy elsewhere has its own imports.
         modules = [
             module_name(origin) for path, origin in files.items() if path == f"{project.modules}/{module_name(origin)}"
         ]
@@ -112,7 +112,7 @@ def plan_update(root: Path) -> list[Adoption]:
 
 
 def accept(root: Path, paths: Iterable[Path]) -> list[str]:
-    """These files hold by now what they shall of ours: from here on they are edited, not behind."""
+    """These files were merged by hand: from now on they count as edited, not behind."""
     record = _read(root)
     done = []
     for path in paths:
@@ -136,14 +136,14 @@ class Copy:
     path: str  # in the project, relative to its root
     module: str
     state: str  # unchanged, older, similar
-    base: str  # hash of our file that it was made from; empty: not known
+    base: str  # hash of our file that it was made from; empty: unknown
 
 
 SIMILAR = 0.5  # of the lines of both together; a module that was shortened or extended a lot is not found
 
 
 def adopt(folder: Path, *, dry_run: bool = False) -> tuple[Path, list[Copy]]:
-    """(the project, copies in `folder` that nothing had recorded, now recorded so that `diff` knows them)"""
+    """(the project, copies in `folder` that are recorded only now, so that `diff` knows them)"""
     folder = folder.resolve()
     if not folder.is_dir():
         raise Refused(f"{folder} is not a folder; name the one with the copies")
@@ -171,7 +171,7 @@ def adopt(folder: Path, *, dry_run: bool = False) -> tuple[Path, list[Copy]]:
 
 
 def _record_inits(root: Path, into: str, files: dict[str, dict[str, str]]) -> None:
-    """The `__init__.py` of the packages: too short to be told apart, so taken by their place."""
+    """The `__init__.py` of the packages: too short to tell apart, so recognised by their place."""
     here = PurePosixPath(into, "patterns").as_posix()
     modules = [path.removeprefix(f"{here}/") for path in files if path.startswith(f"{here}/")]
     for name in catalogue.closure(name for name in modules if (MODULES / name).is_file()):
@@ -221,7 +221,7 @@ def _blob(text: str) -> str:
 
 
 def _older() -> dict[str, str]:
-    """Git's name of every earlier content of our modules -> module; empty where our history is not at hand."""
+    """Git's name of every earlier content of our modules -> module; empty without our history."""
     if not (ROOT / ".git").exists() or not (git := shutil.which("git")):
         return {}
     command = [git, "-C", str(ROOT), "log", "--format=", "--raw", "--no-abbrev", "--no-renames", "--", OURS]

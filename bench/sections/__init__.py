@@ -3,9 +3,9 @@
 TITLE    heading in the report
 ABOUT    a sentence or two: what was done, and how to read the table
 COLUMNS  figure name -> `Column(label, unit, better, ratio)`
-ROUNDS   optional: at most this many rounds, for what takes long
+ROUNDS   optional: at most this many rounds, for slow sections
 measure  `def measure(lab) -> dict[str, dict[str, Value]]`: one round. Row -> figure name -> value. A row is the id of a
-         peer, or any name of its own (then it is shown as it is written). None: the peer has no such thing.
+         peer, or any other name (shown as it is). None: not in this peer.
          A peer that fails is left out after `lab.failed(peer, error)`; the others go on.
 """
 
@@ -29,7 +29,7 @@ NAMES = (
     "relay",
     "streams",
 )
-FULL_ONLY = ("profile", "recovery")  # unless they are asked for by name
+FULL_ONLY = ("profile", "recovery")  # unless asked for by name
 
 
 def load(name: str) -> ModuleType:

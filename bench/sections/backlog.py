@@ -1,10 +1,10 @@
 """What a backlog costs: adding and fetching one job while 1,000 to 1,000,000 others wait.
 
-Two ways, because they use other structures of Redis. `bare` is BullMQ without priority (a list), measured as
+Two ways, because they use different structures in Redis. `bare` is BullMQ without priority (a list), measured as
 one call of the script on a plain connection. `producer` is what an application does: `Producer.enqueue`
 with id, signature and priority (a sorted set), fetched with the worker's own call. One job is added
-and one fetched per step, in turn, so the backlog keeps its size. A cost that does not depend on the backlog
-shows as a ratio to the smallest one of about 1.
+and one fetched per step, in turn, so the backlog keeps its size. If the cost does not depend on the backlog,
+its ratio to that of the smallest backlog is about 1.
 """
 
 import asyncio

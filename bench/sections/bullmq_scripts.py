@@ -1,8 +1,8 @@
 """BullMQ's own Lua scripts as plain EVALSHA commands, for clients that can only repeat one command.
 
-A load generator such as redis-benchmark sends the same bytes again and again, so each of them must be able to
-stand for the next job: `add` lets the script number the jobs, `take` fetches whatever is next, and `finish`
-asks for the oldest active job first (one LINDEX before the unchanged script) because BullMQ wants it named.
+A load generator such as redis-benchmark sends the same bytes again and again, so they must fit every job: `add` lets
+the script number the jobs, `take` fetches whatever is next, and `finish` first looks up the oldest active job (one
+LINDEX before the unchanged script) because BullMQ needs its id.
 """
 
 import selectors
@@ -21,8 +21,8 @@ from bullmq.queue_keys import QueueKeys
 
 FOLDER = Path(bullmq.__file__).parent / "commands"
 TOKEN = "bench"
-# Command lines cannot carry a NUL byte, and msgpack writes whole numbers with leading zeros. As a float whose
-# mantissa is full, the time of the job has none.
+# Command lines cannot carry a NUL byte, and msgpack writes whole numbers with leading zeros. A float with a full
+# mantissa has none.
 TIMESTAMP = 1767225600123.4567
 QUEUE_KEYS = ("wait", "active", "prioritized", "events", "stalled", "limiter", "delayed", "paused", "meta", "pc")
 OLDEST_ACTIVE = 'local oldest = redis.call("LINDEX", KEYS[2], -1)\nARGV[1] = oldest\nKEYS[12] = ARGV[7] .. oldest\n'

@@ -1,4 +1,4 @@
-"""The limit: how often this Redis can run the scripts of a job's life when the client costs nothing.
+"""The limit: how often this Redis can run the scripts of a job's life if the client costs nothing.
 
 `add` is BullMQ's addStandardJob, what one `queue.add` costs Redis; `work` is BullMQ's moveToFinished that also hands
 out the next job, what one processed job costs Redis. The load comes from redis-benchmark (or valkey-benchmark), a C
@@ -67,7 +67,7 @@ def limit(rows: dict[str, dict[str, Any]], kind: str) -> float:
 def _work(
     tool: str | None, url: str, client: redis.Redis, scripts: Scripts, jobs: int, pipeline: int
 ) -> tuple[float, float]:
-    """`jobs` jobs wait already; as many more as can be in flight keep the last call from finding none."""
+    """`jobs` jobs wait already; one more for each call in flight, so that the last call finds a job too."""
     in_flight = CLIENTS * pipeline
     blast(url, scripts.add(), in_flight, connections=1, pipeline=in_flight)
     blast(url, scripts.take(), in_flight, connections=1, pipeline=in_flight)

@@ -1,4 +1,4 @@
-"""What the sections on crashes share: the effects that jobs left, what a queue still holds, and words on each peer."""
+"""Shared by the sections on crashes: the effects that jobs left, what a queue still holds, and words on each peer."""
 
 import contextlib
 import sqlite3
@@ -16,13 +16,13 @@ from bench.lab import Bench, Lab, Peer
 from harness.processes import start_tied
 from harness.redis import RedisServer
 
-TAKEOVER = 5.0  # seconds after which a dead worker's job is given away, where a peer lets one choose
+TAKEOVER = 5.0  # seconds after which a dead worker's job is given away, if the peer has such a setting
 
 
 @dataclass(frozen=True)
 class Words:
-    """`takeover`: what is set to give a dead worker's job away soon. `default`: what comes of it when nothing is set.
-    `why`: what a crash does to its jobs."""
+    """`takeover`: settings that give a dead worker's job away soon. `default`: what happens without them. `why`: what
+    a crash does to its jobs."""
 
     takeover: str
     default: str
@@ -176,8 +176,8 @@ def _containing(client: Any, pattern: str, *words: str) -> int:
 
 @contextlib.contextmanager
 def traffic(bench: Bench, first: int, **options: object) -> Iterator[None]:
-    """One more job a second, numbered from `first`, as in a queue that is in use: some peers look for abandoned jobs
-    only when they do something else."""
+    """One more job a second, numbered from `first`, as in a queue in use: some peers look for abandoned jobs only
+    while doing something else."""
     argv = bench.enqueue_command(10_000, first=first, rate=1, **options)
     with (bench.folder / "traffic.log").open("wb") as log:
         process = start_tied(
@@ -192,7 +192,7 @@ def traffic(bench: Bench, first: int, **options: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone(lab: Lab, peer: Peer) -> Iterator[tuple[Bench, Effects, redis.Redis]]:
-    """The peer on a Redis of its own: crashes are waited for, so several peers take their turns at once."""
+    """The peer on its own Redis: recovery is mostly waiting, so several peers run at once."""
     server = RedisServer.start()
     try:
         with (

@@ -44,21 +44,21 @@ AT_A_TIME = 4  # jobs
 ONE_PER_PROCESS = ("celery", "rq")
 AT_REST = 3.0  # seconds without anything waiting or running: some peers do not say what is running
 AT_ONCE = 3  # peers; the work is waiting, not computing
-SLOWEST = ("saq", "rq")  # they come to rest minutes later: first in line
+SLOWEST = ("saq", "rq")  # they come to rest minutes later: they start first
 
 
 def measure(lab: Lab) -> dict[str, dict[str, Value]]:
     jobs, kills, limit = lab.scale((200, 5, 130), (1_000, 20, 480))
     rows: dict[str, dict[str, Value]] = {}
 
-    def one(peer: Peer) -> None:
+    def try_peer(peer: Peer) -> None:
         try:
             rows[peer.id] = survive(lab, peer, jobs=jobs, kills=kills, limit=limit, seed=SEED + lab.round)
         except (RuntimeError, OSError, redis.RedisError) as error:
             lab.failed(peer, error)
 
     with ThreadPoolExecutor(AT_ONCE) as turns:
-        list(turns.map(one, sorted(lab.peers, key=lambda peer: peer.id not in SLOWEST)))
+        list(turns.map(try_peer, sorted(lab.peers, key=lambda peer: peer.id not in SLOWEST)))
     return {peer.id: rows[peer.id] for peer in lab.peers if peer.id in rows}
 
 
@@ -93,7 +93,7 @@ def moments(jobs: int, kills: int, seed: int) -> list[tuple[int, float]]:
 
 
 def _kill(bench: Bench, effects: Effects, when: list[tuple[int, float]], limit: float, *, tries: int) -> int:
-    """How many kills there were: fewer than planned when the peer makes no progress for so long."""
+    """How many kills there were: fewer than planned if the peer makes no progress for `limit` seconds."""
 
     def start() -> Workers:
         processes = AT_A_TIME if bench.peer.id in ONE_PER_PROCESS else 1
@@ -117,7 +117,7 @@ def _kill(bench: Bench, effects: Effects, when: list[tuple[int, float]], limit: 
 
 
 def _at_rest(effects: Effects, jobs: int, look: partial[Held], limit: float) -> float | None:
-    """Seconds until nothing was waiting or running any more; None when that did not happen in time."""
+    """Seconds until nothing was waiting or running any more; None: not in time."""
     began = time.monotonic()
     since: float | None = None
     while (now := time.monotonic()) - began < limit:

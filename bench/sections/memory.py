@@ -41,7 +41,7 @@ def once(lab: Lab, peer: Peer) -> dict[str, Value]:
 
 
 def _state(bench: Bench, client: redis.Redis, state: str, jobs: int) -> dict[str, Value]:
-    """Bytes in Redis per job in that state; after jobs are done, megabytes of the worker too."""
+    """Bytes in Redis per job in that state; for completed jobs, megabytes of the worker too."""
     peer = bench.peer
     if state == "active" and state in peer.states:
         workers = bench.start(kind="hold")
@@ -67,7 +67,7 @@ def _state(bench: Bench, client: redis.Redis, state: str, jobs: int) -> dict[str
 
 
 def _stored(client: redis.Redis) -> int:
-    """Bytes of all keys, when they have come to rest: the last job's end is written after its record."""
+    """Bytes of all keys, once they no longer change: the last job's end is written after its record."""
     last = -1
     for _ in range(25):
         total = sum(int(client.memory_usage(key, samples=0) or 0) for key in client.scan_iter(count=1_000))

@@ -41,8 +41,8 @@ PARTS = {
     "event loop": r"asyncio/|uvloop|contextlib|_weakrefset",
 }
 REST = "the rest"
-START = re.compile(r"importlib|argparse")  # is no job's
-WAITING = re.compile(r"\.(get|wait|acquire)\(")  # threads without work, which py-spy takes for busy
+START = re.compile(r"importlib|argparse")  # not part of a job
+WAITING = re.compile(r"\.(get|wait|acquire)\(")  # idle threads, which py-spy takes for busy
 FRAME = re.compile(r"\((?P<file>[^()]*):(?P<line>\d+)\)$")
 
 

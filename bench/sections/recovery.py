@@ -1,4 +1,4 @@
-"""Seconds until a job runs again whose worker was killed in the middle of it, and another started at once."""
+"""Seconds until a job runs again after its worker was killed in the middle of it and another started at once."""
 
 import time
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def measure(lab: Lab) -> dict[str, dict[str, Value]]:
         peer.id: {"by_default": WORDS[peer.id].default, "settings": WORDS[peer.id].takeover} for peer in lab.peers
     }
 
-    def one(turn: tuple[Peer, str]) -> None:
+    def run_turn(turn: tuple[Peer, str]) -> None:
         peer, mode = turn
         try:
             rows[peer.id][mode] = recover(lab, peer, limit=limit, lowered=mode == "lowered")
@@ -43,9 +43,9 @@ def measure(lab: Lab) -> dict[str, dict[str, Value]]:
         except (RuntimeError, OSError, redis.RedisError) as error:
             lab.failed(peer, error)
 
-    # The long waits first, then what is lowered: so the threads end together.
+    # The long waits first, so that the threads end together.
     with ThreadPoolExecutor(AT_ONCE) as turns:
-        list(turns.map(one, [(peer, mode) for mode in ("default", "lowered") for peer in lab.peers]))
+        list(turns.map(run_turn, [(peer, mode) for mode in ("default", "lowered") for peer in lab.peers]))
     return {name: row for name, row in rows.items() if "default" in row and "lowered" in row}
 
 
@@ -55,7 +55,7 @@ def recover(lab: Lab, peer: Peer, *, limit: float, lowered: bool) -> float | str
     with alone(lab, peer) as (bench, effects, client):
         workers = bench.start(concurrency=1, kind="begin", **options)  # type: ignore[arg-type]
         bench.enqueue(1, first=1, **options)
-        bench.finished(1, workers, 60)  # the worker is up and does nothing else any more
+        bench.finished(1, workers, 60)  # the worker is up and idle
         bench.enqueue(1, kind="begin", **options)
         if not _within(30, lambda: effects.times()[0] == 1):
             raise RuntimeError(f"the job did not start; its workers said: {workers.said()[-500:]}")

@@ -158,7 +158,7 @@ def measure(lab: Lab) -> dict[str, dict[str, Value]]:
         rows = {"SQLite": asyncio.run(once(f"sqlite:///{folder}/bench.db", lab.url, **size))}
     try:
         postgres = PostgresServer.start()
-    except pytest.skip.Exception as missing:  # what the harness raises where the server is not installed
+    except pytest.skip.Exception as missing:  # raised if the server is not installed
         lab.say(str(missing))
         return rows
     try:

@@ -29,7 +29,7 @@ def measure(lab: Lab) -> dict[str, dict[str, Value]]:
     rows = {"SQLite": _row(lab, "")}
     try:
         server = PostgresServer.start()
-    except pytest.skip.Exception as missing:  # what the harness raises where the server is not installed
+    except pytest.skip.Exception as missing:  # raised if the server is not installed
         lab.say(str(missing))
         return rows
     try:
@@ -44,9 +44,9 @@ def measure(lab: Lab) -> dict[str, dict[str, Value]]:
 
 
 def _row(lab: Lab, jobs: str, sagas: str = "") -> dict[str, Value]:
-    found = once(lab, Peer.load("queuesmith"), "noop", Workload(), store=jobs)
+    row = once(lab, Peer.load("queuesmith"), "noop", Workload(), store=jobs)
     url = sagas or f"sqlite:///{lab.folder / f'sagas-{lab.round}.db'}"
-    return {"noop": found["noop"], "sagas": round(asyncio.run(_sagas(url, lab.scale(200, 1_000))))}
+    return {"noop": row["noop"], "sagas": round(asyncio.run(_sagas(url, lab.scale(200, 1_000))))}
 
 
 async def _sagas(url: str, count: int) -> float:

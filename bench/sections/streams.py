@@ -85,7 +85,7 @@ async def ours_ordered(url: str, count: int) -> dict[str, Value]:
 async def faststream(url: str, count: int) -> dict[str, Value]:
     from faststream.redis import RedisBroker, StreamSub
 
-    silent: Any = None  # logs nothing; its signature knows loggers alone
+    silent: Any = None  # logs nothing; its signature allows only loggers
     redis = Redis.from_url(url)
     # one message in its own format, copied: filling one by one would take longer than the race
     async with RedisBroker(url, logger=silent) as broker:

@@ -61,7 +61,7 @@ def measure(lab: Lab) -> dict[str, dict[str, Value]]:
     for name, workload in chosen.items():
         for peer in lab.peers:
             if name != "noop" and (peer.id in lab.brief or "noop" not in rows[peer.id]):
-                continue  # or it could not even do those
+                continue  # it failed even at no-op jobs
             try:
                 rows[peer.id] |= once(lab, peer, name, workload)
                 lab.say(f"{name} {peer.title}: {rows[peer.id][name]:,} jobs/s")

@@ -1,4 +1,4 @@
-"""A web console for BullMQ queues, whoever fills and works them: `queuesmith console`, or mounted in an ASGI service.
+"""A web console for any BullMQ queues: `queuesmith console`, or mounted in an ASGI service.
 
 api.mount("/console", console(redis_url, token=admin_token))
 """

@@ -1,6 +1,6 @@
-"""What an operator does to jobs: retry, promote, remove, one or many, by BullMQ's own scripts, so that workers in
-every language agree; cancel many, which a Queuesmith service has to look for. Many are done in the background, a small
-batch at a time, no more than were confirmed."""
+"""What an operator does to jobs: retry, promote or remove one or many by BullMQ's own scripts, so that workers in
+every language agree; cancel many, which a Queuesmith service has to check for. Many are done in the background, in
+small batches, no more than were confirmed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FITS: dict[str, frozenset[str]] = {
 
 
 class Many(BaseModel):
-    """These `ids`, or the first `count` of the state: the number that the person saw and confirmed."""
+    """These `ids`, or the first `count` of the state: the number that was shown and confirmed."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -57,7 +57,7 @@ class Many(BaseModel):
 
 @router.post("/jobs/{queue}/{job_id}/{action}")
 async def act(console: State, _: Admin, queue: QueueName, job_id: JobId, action: Action) -> dict[str, str]:
-    """Retry a failed or completed job, promote a delayed one, remove one that does not run."""
+    """Retry a failed or completed job, promote a delayed one, remove one that is not running."""
     await console.known(queue)
     async with console.bounded():
         await _one(console, action, queue, job_id)
@@ -66,7 +66,7 @@ async def act(console: State, _: Admin, queue: QueueName, job_id: JobId, action:
 
 @router.post("/actions", status_code=202)
 async def act_on_many(console: State, _: Admin, wanted: Many) -> dict[str, str]:
-    """Start it; how far it is: the `href` of the answer. What is not done when this process stops is left as it is."""
+    """Start it; the answer's `href` shows its progress. Jobs not reached when this process stops stay as they are."""
     await console.known(wanted.queue)
     state = {"done": 0, "of": len(wanted.ids) or wanted.count, "refused": {}}
     return started(console, state, partial(_many, console, wanted))
@@ -76,16 +76,16 @@ async def act_on_many(console: State, _: Admin, wanted: Many) -> dict[str, str]:
 async def action_state(
     console: State, _: Admin, action_id: Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]
 ) -> dict[str, Any]:
-    """How far it is. Known to the process that runs it, until it stops."""
+    """Its progress. Known only to the process that runs it, until that stops."""
     if action_id not in console.running:
-        raise Problem(404, "not-found", "The server was started again. What was not done by then is as it was.")
+        raise Problem(404, "not-found", "The server was restarted. Jobs not done by then are as they were.")
     return console.running[action_id]
 
 
 def started(
     console: Console, state: dict[str, Any], work: Callable[[dict[str, Any]], Awaitable[None]]
 ) -> dict[str, str]:
-    """Run `work(state)` in the background; the answer says where to ask how far it is."""
+    """Run `work(state)` in the background; the answer says where to ask for its progress."""
     ident = uuid.uuid4().hex
     console.running[ident] = state | {"id": ident, "state": "running", "at": time.time()}
     for old in list(console.running)[:-KEPT]:
@@ -104,17 +104,17 @@ def started(
 
 
 async def _one(console: Console, action: str, queue: str, job_id: str, state: str | None = None) -> None:
-    found = state or (await where(console, queue, job_id))["state"]
-    if found not in FITS[action]:
-        why = "it runs right now" if found == "active" else f"it is {found}"
+    current = state or (await where(console, queue, job_id))["state"]
+    if current not in FITS[action]:
+        why = "it is running" if current == "active" else f"it is {current}"
         raise Problem(409, "conflict", f"{action} is not possible: {why}.")
     if action == "cancel":
         if not is_ours(parsed(await console.redis.hget(console.key(queue, job_id), "data"))):
-            raise Problem(409, "conflict", "Its service does not look whether it was cancelled. Remove it instead.")
+            raise Problem(409, "conflict", "Its service does not check for cancellation. Remove it instead.")
         prefix = console.producer.prefix
         await cancelling.cancel(console.redis, console.database(), queue, job_id, Reason().reason, prefix=prefix)
         return
-    # A job of BullMQ needs its payload and options; we need the script alone.
+    # A BullMQ Job needs its payload and options; we need only the script.
     handle: Any = console.producer.queue(queue)
     try:
         if action == "promote":
@@ -126,22 +126,22 @@ async def _one(console: Console, action: str, queue: str, job_id: str, state: st
             job = await handle.getJob(job_id)
             if job is None:
                 raise Problem(404, "not-found", "The job is gone.")
-            await job.retry(found)
+            await job.retry(current)
     except (Problem, RedisError, OSError):
         raise
-    except Exception as error:  # BullMQ raises nothing more special
+    except Exception as error:  # BullMQ raises nothing more specific
         raise Problem(409, "conflict", redact_text(str(error))) from error
 
 
 async def _many(console: Console, wanted: Many, state: dict[str, Any]) -> None:
     ids = wanted.ids
-    if wanted.action == "cancel" and not ids:  # they stay where they are until a worker ends them in passing
+    if wanted.action == "cancel" and not ids:  # they stay until a worker ends them
         while len(ids) < wanted.count:
             async with console.bounded():
-                found = await _next(console, wanted, len(ids), min(1_000, wanted.count - len(ids)))
-            if not found:
+                more = await _next(console, wanted, len(ids), min(1_000, wanted.count - len(ids)))
+            if not more:
                 break
-            ids += found
+            ids += more
     elif not ids:
         await _all(console, wanted, state)
     for job_id in dict.fromkeys(ids):
@@ -154,7 +154,7 @@ async def _many(console: Console, wanted: Many, state: dict[str, Any]) -> None:
 
 
 async def _all(console: Console, wanted: Many, state: dict[str, Any]) -> None:
-    """Batch by batch, those that were there at the start: what fails again meanwhile is not retried in a circle."""
+    """Batch by batch, only jobs there at the start: one that fails again meanwhile is not retried forever."""
     handle: Any = console.producer.queue(wanted.queue)
     key, now = console.key(wanted.queue, wanted.state), int(time.time() * 1000)
     while state["done"] < state["of"]:
@@ -190,7 +190,7 @@ async def _remove_next(console: Console, wanted: Many, most: int) -> int:
 
 
 async def _next(console: Console, wanted: Many, start: int, most: int) -> list[str]:
-    """The next to be served first."""
+    """Those served next come first."""
     key, redis = console.key(wanted.queue, wanted.state), console.redis
     if wanted.state in LISTS:
         return list(reversed(await redis.lrange(key, -start - most, -start - 1)))

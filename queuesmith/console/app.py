@@ -1,4 +1,4 @@
-"""The console as an ASGI app of its own, and its parts for a service that has an app already."""
+"""The console as its own ASGI app, and its parts for a service that has an app already."""
 
 import asyncio
 import contextlib
@@ -36,11 +36,11 @@ def console(
     name: str = "BullMQ",
     adds: bool = True,
 ) -> FastAPI:
-    """Mount it or serve it. Everything but its own files needs `token`; an empty one switches it off.
+    """Mount it or serve it. Everything but its own files needs `token`; an empty token switches it off.
 
-    A mounted app has no life of its own: `async with app.router.lifespan_context(app)` in that of the service fills
-    the charts and closes what was opened. `redis` and `database` are URLs, or the producer and the store that a
-    service has open already. `queues` limits it to these; without it every queue under `prefix` is found by its keys.
+    A mounted app's lifespan is not run: `async with app.router.lifespan_context(app)` in the service's own fills the
+    charts and closes what was opened. `redis` and `database` are URLs, or the service's open producer and store.
+    `queues` limits it to these; without it every queue under `prefix` is found by its keys.
     """
     producer = redis if isinstance(redis, Producer) else Producer(redis, prefix=prefix)
     store = open_store(database) if isinstance(database, str) else database
@@ -69,8 +69,8 @@ def console(
 def include(
     api: FastAPI, state: Console | None, *, name: str, views: Sequence[str] = (), extra: str = "", live: bool = False
 ) -> None:
-    """The endpoints under /admin and the page at /. `views` are those of the service, whose scripts it serves at
-    `extra`; `live`: it has an event stream at /admin/events. Without a state, it sets `api.state.console` itself."""
+    """The endpoints under /admin and the page at /. `views` are the service's own, their scripts served at
+    `extra`; `live`: it has an event stream at /admin/events. Without `state`, it sets `api.state.console` itself."""
     if state is not None:
         api.state.console = state
     for part in (queues, jobs, actions, dead_letters, records):

@@ -19,9 +19,9 @@ from .app import LOOPBACK, console
 def run(options: argparse.Namespace) -> int:
     host, port, token = options.host, options.port, options.token or secrets.token_urlsafe(24)
     if len(token) < 12:
-        raise Refused("the token is short enough to be guessed: take 12 characters or more, openssl rand -hex 16")
+        raise Refused("the token is short enough to be guessed: use 12 characters or more, openssl rand -hex 16")
     if options.database and options.database.startswith("sqlite:") and not _file(options.database).exists():
-        raise Refused(f"there is no database {_file(options.database)}. The console looks at one, it makes none")
+        raise Refused(f"there is no database {_file(options.database)}. The console reads one, it makes none")
     names = {*LOOPBACK, *options.allow_host, host if ":" not in host else f"[{host}]"}
     try:
         app = console(
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.token:
         print(f"token: {token}   (made for this run; QUEUESMITH_CONSOLE_TOKEN sets one)")
     if not _loopback(host):
-        print("it can be reached from other machines: put TLS before it, the token travels in a header")
+        print("it can be reached from other machines: put TLS in front, the token travels in a header")
     print("Ctrl-C ends it; the queues go on", flush=True)
     config = uvicorn.Config(
         app,

@@ -37,7 +37,7 @@ class ReplayMany(BaseModel):
     ids: Annotated[list[Annotated[str, Field(max_length=300)]], Field(max_length=500)] = []
     queue: Annotated[str | None, Field(max_length=100)] = None
     name: Annotated[str | None, Field(max_length=100)] = None
-    every: Annotated[bool, Field(description="must be said to replay without ids")] = False
+    every: Annotated[bool, Field(description="must be set to replay without ids")] = False
     per_second: Annotated[float, Field(gt=0, le=1000)] = 10.0
 
     @model_validator(mode="after")
@@ -64,7 +64,7 @@ async def dead_letters(
     page: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
     size: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> dict[str, Any]:
-    """One page, newest first. `total`: how many match; `queues`: of those there are dead letters of."""
+    """One page, newest first. `total`: how many match; `queues`: all that have dead letters."""
     columns = dead_letter.dead_letters.c
     same: list[Any] = [columns.replayed_at.is_not(None) if replayed else columns.replayed_at.is_(None)]
     if queue:
@@ -76,23 +76,23 @@ async def dead_letters(
     async with read(console.database()) as connection:
         total = await connection.scalar(select(func.count()).where(*same))
         queues = (await connection.scalars(select(columns.queue).distinct())).all()
-        found = (await connection.execute(newest)).all()
-    return {"dead_letters": [_brief(one) for one in found], "total": total, "queues": sorted(queues)}
+        letters = (await connection.execute(newest)).all()
+    return {"dead_letters": [_brief(row) for row in letters], "total": total, "queues": sorted(queues)}
 
 
 @router.get("/{dead_letter_id}")
 async def show(console: State, _: Admin, dead_letter_id: DeadLetterId) -> dict[str, Any]:
     """One dead letter: payload with secrets masked, stack traces, earlier deaths of the same job."""
-    found = await dead_letter.show(console.database(), dead_letter_id)
-    traces = json.loads(found[0].snapshot["fields"].get("stacktrace") or "[]")
+    deaths = await dead_letter.show(console.database(), dead_letter_id)
+    traces = json.loads(deaths[0].snapshot["fields"].get("stacktrace") or "[]")
     return {
-        **_brief(found[0]),
-        "correlation_id": found[0].correlation_id,
-        "payload": redact(found[0].data),
+        **_brief(deaths[0]),
+        "correlation_id": deaths[0].correlation_id,
+        "payload": redact(deaths[0].data),
         "attempts_failed": [
             {"attempt": number, "error": redact_text(str(trace))} for number, trace in enumerate(traces, 1)
         ],
-        "earlier": [_brief(one) for one in found[1:]],
+        "earlier": [_brief(row) for row in deaths[1:]],
     }
 
 
@@ -106,13 +106,13 @@ async def replay(console: State, _: Admin, dead_letter_id: DeadLetterId) -> dict
 
 @router.post("/replay", status_code=202)
 async def replay_many(console: State, _: Admin, wanted: ReplayMany) -> dict[str, str]:
-    """Start replaying many, at most `per_second`. What is not done when this process stops stays a dead letter."""
+    """Start replaying many, at most `per_second`. Those not done when this process stops stay dead letters."""
     return started(console, {"replayed": [], "refused": {}}, partial(_replay, console, wanted))
 
 
 @router.post("/purge")
 async def purge(console: State, _: Admin, wanted: Purge) -> dict[str, int]:
-    """Forget dead letters older than so many days, for good."""
+    """Delete dead letters older than this many days."""
     return {"purged": await dead_letter.purge(console.database(), wanted.older_than_days * DAY)}
 
 
@@ -132,5 +132,5 @@ async def _replay(console: Console, wanted: ReplayMany, state: dict[str, Any]) -
             state["refused"][ident] = redact_text(str(error))
 
 
-def _brief(one: Any) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in BRIEF} | {"reason": redact_text(one.reason)}
+def _brief(row: Any) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in BRIEF} | {"reason": redact_text(row.reason)}

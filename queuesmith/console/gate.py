@@ -1,4 +1,4 @@
-"""What every request passes before it is looked at: host, origin, secrets in the address, size, rate.
+"""Checks before every request: host, origin, secrets in the address, size, rate.
 
 Plain ASGI, so that bodies are counted while they stream and responses stream through untouched.
 """
@@ -97,7 +97,7 @@ class Gate:
 
     def _counted(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
         limit = self._bodies.get(scope["path"], MAX_BODY)
-        # Closed, or the client could go on sending and we would go on throwing it away.
+        # Otherwise the client could go on sending, and we would go on discarding it.
         close = {"Connection": "close"}
         too_large = Problem(413, "too-large", f"The body is larger than {limit:,} bytes.", headers=close)
         too_slow = Problem(408, "too-slow", "The body came too slowly. Send it again.", headers=close)
@@ -109,7 +109,7 @@ class Gate:
             if length.isdigit() and int(length) > limit:
                 raise too_large
             if ended:
-                return await receive()  # waits for the end of the connection, as long as that takes
+                return await receive()  # waits until the connection ends
             try:
                 async with asyncio.timeout(min(BODY_PAUSE, max(0.0, end - time.monotonic()))):
                     message = await receive()
@@ -125,7 +125,7 @@ class Gate:
 
 
 class Rate:
-    """A token bucket per address, in this process. The limit per user that all processes share is the workers'."""
+    """A token bucket per address, in this process. The workers keep the limit per user that all processes share."""
 
     def __init__(self, rate: float, burst: float | None = None) -> None:
         self._rate, self._burst = rate, burst or 2 * rate

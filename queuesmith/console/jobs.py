@@ -1,7 +1,7 @@
-"""Jobs: every one of them page by page, found by id or name, with its tries, logs, result and flow.
+"""Jobs: all of them page by page, found by id or name, with tries, logs, result and flow.
 
-No command takes more than a page of a state, so a list of 100,000 holds the server for a millisecond at a time.
-BullMQ's own script for a job's state reads whole lists; here each state is asked for the job alone.
+No command reads more than a page of a state, so a list of 100,000 blocks the server for a millisecond at a time.
+BullMQ's own script for a job's state reads whole lists; here each state is asked only for the job.
 """
 
 import json
@@ -30,13 +30,13 @@ MAX_TEXT = 200_000  # characters of a payload or result that are shown
 MAX_EXPORT = 10_000
 SEARCH_SECONDS = 0.15  # then the rest of a long list waits for the next request
 SEARCHED = 500  # jobs per step of a search
-FAR = 100_000  # how far into a list a job's place is looked for: about 2 ms
+FAR = 100_000  # how far into a list a job is searched for: about 2 ms
 ROW = ("name", "timestamp", "processedOn", "finishedOn", "atm", "failedReason", "progress", "pb")
 LISTS = ("active", "wait", "paused")
 # In the order in which an operator wants to see them.
 STATES = (*LISTS, "prioritized", "delayed", "waiting-children", "failed", "completed")
 NEWEST_FIRST = frozenset({"failed", "completed"})
-TOLD = frozenset({"added", "waiting", "waiting-children", "active", "delayed", "completed", "failed", "stalled"})
+SHOWN = frozenset({"added", "waiting", "waiting-children", "active", "delayed", "completed", "failed", "stalled"})
 JobState = Literal["active", "wait", "paused", "prioritized", "delayed", "waiting-children", "failed", "completed"]
 Queue = Annotated[str | None, Query(pattern=QUEUE)]
 Word = Annotated[str | None, Query(max_length=200, description="an id, or a part of an id or name")]
@@ -71,8 +71,8 @@ async def jobs(
     size: Annotated[int, Query(ge=1, le=100)] = 25,
     offset: Annotated[int, Query(ge=0, description="with q: where to go on, `next` of the answer before")] = 0,
 ) -> dict[str, Any]:
-    """One page of the jobs: next to be served first, ended ones newest first. With `q` those that match; `next` is
-    where to go on looking, null at the end."""
+    """One page of the jobs: those served next first, ended ones newest first. With `q` those that match; `next` is
+    where to continue, null at the end."""
     names = [await console.known(queue)] if queue else await console.names()
     async with console.bounded():
         parts = await _parts(console, names, [state] if state else STATES)
@@ -85,10 +85,10 @@ async def jobs(
         there = {(row["queue"], row["id"]) for row in rows}
         until, low = time.monotonic() + SEARCH_SECONDS, word.lower()
         while offset < total and len(rows) < size and time.monotonic() < until:
-            found = await page_of(console, parts, offset, SEARCHED)
-            if not found:  # they ended while we looked
+            batch = await page_of(console, parts, offset, SEARCHED)
+            if not batch:  # they ended while we looked
                 offset = total
-            for row in found:
+            for row in batch:
                 offset += 1
                 if _matches(row, low) and (row["queue"], row["id"]) not in there:
                     rows.append(row)
@@ -110,11 +110,11 @@ async def export(
         word, offset, given = (q or "").strip().lower(), 0, 0
         while given < MAX_EXPORT:
             async with console.bounded():
-                found = await page_of(console, parts, offset, 100, whole=True)
-            if not found:
+                batch = await page_of(console, parts, offset, 100, whole=True)
+            if not batch:
                 break
             offset += 100
-            fitting = [row for row in found if _matches(row, word)][: MAX_EXPORT - given]
+            fitting = [row for row in batch if _matches(row, word)][: MAX_EXPORT - given]
             if fitting:
                 yield ",\n" if given else "["
                 yield ",\n".join(json.dumps(row, ensure_ascii=False) for row in fitting)
@@ -126,7 +126,7 @@ async def export(
 
 @router.post("/jobs", status_code=201)
 async def add(console: State, _: Admin, wanted: NewJob) -> dict[str, str]:
-    """Add a job by BullMQ's own script. A queue that is not there is made."""
+    """Add a job by BullMQ's own script. A missing queue is created."""
     if not console.adds:
         raise Problem(403, "no-adding", "Jobs of this service are signed by it: add them through its own API.")
     opts: dict[str, Any] = {"attempts": wanted.attempts, "priority": wanted.priority}
@@ -150,7 +150,7 @@ async def job(console: State, _: Admin, queue: QueueName, job_id: JobId) -> dict
     client, key = console.redis, console.key(queue, job_id)
     async with console.bounded():
         fields: dict[str, str] = await client.hgetall(key) if await client.type(key) == "hash" else {}
-        found = await where(console, queue, job_id) if fields else {"state": "gone"}
+        place = await where(console, queue, job_id) if fields else {"state": "gone"}
         happened = await _timeline(client, console.key(queue, "events"), job_id)
         logs = await client.lrange(f"{key}:logs", -MAX_LOGS, -1)
         logged = await client.llen(f"{key}:logs")
@@ -162,12 +162,12 @@ async def job(console: State, _: Admin, queue: QueueName, job_id: JobId) -> dict
         raise Problem(404, "not-found", f"There is no job {job_id!r} in {queue}, nor a dead letter of one.")
     if not fields:
         fields = {name: str(value) for name, value in deaths[0].snapshot["fields"].items()}
-        found = {"state": "dead"}
+        place = {"state": "dead"}
     traces = parsed(fields.get("stacktrace")) or []
-    row = _row(queue, job_id, found["state"], fields.get("returnvalue"), *(fields.get(name) for name in ROW))
+    row = _row(queue, job_id, place["state"], fields.get("returnvalue"), *(fields.get(name) for name in ROW))
     return {
         **row,
-        **{name: value for name, value in found.items() if name != "state"},
+        **{name: value for name, value in place.items() if name != "state"},
         "starts": int(fields.get("ats") or 0),
         "stalls": int(fields.get("stc") or 0),
         "options": redact(parsed(fields.get("opts"))),
@@ -182,7 +182,8 @@ async def job(console: State, _: Admin, queue: QueueName, job_id: JobId) -> dict
         "cancellable": console.store is not None and is_ours(parsed(fields.get("data"))),
         "timeline": happened,
         "deaths": [
-            {"id": one.id, "at": one.failed_at, "cause": one.cause, "reason": redact_text(one.reason)} for one in deaths
+            {"id": death.id, "at": death.failed_at, "cause": death.cause, "reason": redact_text(death.reason)}
+            for death in deaths
         ],
     }
 
@@ -191,18 +192,18 @@ async def job(console: State, _: Admin, queue: QueueName, job_id: JobId) -> dict
 async def cancel_job(
     console: State, _: Admin, queue: QueueName, job_id: JobId, why: Reason | None = None
 ) -> list[dict[str, str]]:
-    """Stop a job of a Queuesmith service and the rest of its flow, also one that runs."""
+    """Stop a job of a Queuesmith service and the rest of its flow, even while it runs."""
     await console.known(queue)
     async with console.bounded():
         stopped = await cancelling.cancel(
             console.redis, console.database(), queue, job_id, (why or Reason()).reason, prefix=console.producer.prefix
         )
-    return [{"queue": one.queue, "job_id": one.job_id, "state": one.state, "reason": one.reason} for one in stopped]
+    return [{"queue": job.queue, "job_id": job.job_id, "state": job.state, "reason": job.reason} for job in stopped]
 
 
 @router.get("/flows/{queue}/{job_id}")
 async def flow(console: State, _: Admin, queue: QueueName, job_id: JobId) -> dict[str, Any]:
-    """The whole flow a job belongs to, to be drawn: `from` runs before `to`."""
+    """The whole flow a job belongs to, for drawing: `from` runs before `to`."""
     await console.known(queue)
     client = console.redis
     nodes: list[dict[str, Any]] = []
@@ -246,14 +247,14 @@ async def where(console: Console, queue: str, job_id: str) -> dict[str, Any]:
         return {"state": "active"}
     for state, score in zip(sets, scores, strict=True):
         if score is not None:
-            found: dict[str, Any] = {"state": state}
+            answer: dict[str, Any] = {"state": state}
             if state == "delayed":
-                found["due"] = score // 0x1000 / 1000
+                answer["due"] = score // 0x1000 / 1000
             elif state == "prioritized":
-                found["position"] = 1 + int(await client.zrank(console.key(queue, state), job_id) or 0)
-            return found
+                answer["position"] = 1 + int(await client.zrank(console.key(queue, state), job_id) or 0)
+            return answer
     for name in ("wait", "paused"):
-        # The next to be served is at the end.
+        # The job served next is at the end.
         place = await client.lpos(console.key(queue, name), job_id, rank=-1, maxlen=FAR)
         if place is not None:
             return {"state": name, "position": await client.llen(console.key(queue, name)) - place}
@@ -279,7 +280,7 @@ async def _parts(console: Console, queues: Sequence[str], states: Sequence[str])
 async def page_of(
     console: Console, parts: Sequence[Part], start: int, size: int, *, whole: bool = False
 ) -> list[dict[str, Any]]:
-    """The jobs from `start` on. A job that moves while one turns the page is seen twice, or on the next look."""
+    """The jobs from `start` on. A job that moves between two pages is seen twice, or missed until the next look."""
     client = console.redis
     ids: list[tuple[str, str, str, float]] = []
     for queue, state, count in parts:
@@ -288,23 +289,23 @@ async def page_of(
             continue
         key, take = console.key(queue, state), min(size - len(ids), count - start)
         if state in LISTS:
-            found = [(one, 0.0) for one in (await client.lrange(key, -start - take, -start - 1))[::-1]]
+            members = [(ident, 0.0) for ident in (await client.lrange(key, -start - take, -start - 1))[::-1]]
         else:
             last = start + take - 1
-            found = await client.zrange(key, start, last, desc=state in NEWEST_FIRST, withscores=True)
-        ids += [(queue, state, ident, score) for ident, score in found]
+            members = await client.zrange(key, start, last, desc=state in NEWEST_FIRST, withscores=True)
+        ids += [(queue, state, ident, score) for ident, score in members]
         start = 0
         if len(ids) >= size:
             break
     more = ("data", "returnvalue", "stacktrace", "opts") if whole else ()
     async with client.pipeline(transaction=False) as pipe:
         for queue, state, ident, _score in ids:
-            # A result can be large, and only that of a completed job says something about its state.
+            # A result can be large, and only a completed job's tells its state.
             result = "returnvalue" if state == "completed" and size <= 100 else "-"
             pipe.hmget(console.key(queue, ident), result, *ROW, *more)
-        found = await pipe.execute()
+        answers = await pipe.execute()
     rows = []
-    for (queue, state, ident, score), values in zip(ids, found, strict=True):
+    for (queue, state, ident, score), values in zip(ids, answers, strict=True):
         row = _row(queue, ident, state, *values[: len(ROW) + 1])
         if state == "delayed":
             row["due"] = score // 0x1000 / 1000
@@ -327,9 +328,9 @@ async def _exact(console: Console, queues: Sequence[str], state: str | None, job
         if kind != "hash":
             continue
         values = await console.redis.hmget(console.key(queue, job_id), "returnvalue", *ROW)
-        found = await where(console, queue, job_id)
-        if values[1] is not None and state in (None, found["state"]):
-            rows.append({**_row(queue, job_id, found["state"], *values), **_due(found)})
+        place = await where(console, queue, job_id)
+        if values[1] is not None and state in (None, place["state"]):
+            rows.append({**_row(queue, job_id, place["state"], *values), **_due(place)})
     return rows
 
 
@@ -337,15 +338,15 @@ def _matches(row: dict[str, Any], word: str) -> bool:
     return word in row["id"].lower() or word in row["name"].lower()
 
 
-def _due(found: dict[str, Any]) -> dict[str, Any]:
-    return {"due": found["due"]} if "due" in found else {}
+def _due(place: dict[str, Any]) -> dict[str, Any]:
+    return {"due": place["due"]} if "due" in place else {}
 
 
 async def _node(console: Console, key: str) -> dict[str, Any]:
     queue, _, ident = key.removeprefix(f"{console.producer.prefix}:").partition(":")
     name, progress, result = await console.redis.hmget(key, "name", "progress", "returnvalue")
     state = (await where(console, queue, ident))["state"] if name else "unknown"
-    state = _told(state, result)
+    state = _named(state, result)
     done = parsed(progress)
     percent = 100.0 if state == "completed" else float(done.get("percent", 0)) if isinstance(done, dict) else 0.0
     return {
@@ -364,19 +365,19 @@ def _ident(console: Console, key: str) -> str:
 
 async def _timeline(client: Any, key: str, job_id: str) -> list[dict[str, Any]]:
     """What the queue's event stream still knows about the job, oldest first."""
-    found: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     last, left = "+", MAX_EVENTS_READ
     while left > 0:
         rows = await client.xrevrange(key, last, count=min(1_000, left))
         for ident, fields in rows:
-            if fields.get("jobId") == job_id and fields.get("event") in TOLD:
+            if fields.get("jobId") == job_id and fields.get("event") in SHOWN:
                 at = int(ident.partition("-")[0]) / 1000
                 detail = fields.get("failedReason") or fields.get("prev") or ""
-                found.append({"at": at, "event": fields["event"], "detail": redact_text(detail)})
+                events.append({"at": at, "event": fields["event"], "detail": redact_text(detail)})
         if len(rows) < 1_000:
             break
         last, left = f"({rows[-1][0]}", left - len(rows)
-    return found[::-1]
+    return events[::-1]
 
 
 def _row(queue: str, ident: str, state: str, result: str | None, *values: str | None) -> dict[str, Any]:
@@ -389,7 +390,7 @@ def _row(queue: str, ident: str, state: str, result: str | None, *values: str | 
         "queue": queue,
         "id": ident,
         "name": name or "",
-        "state": _told(state, result),
+        "state": _named(state, result),
         "added_at": _seconds(added),
         "started_at": _seconds(started),
         "ended_at": _seconds(ended),
@@ -400,14 +401,14 @@ def _row(queue: str, ident: str, state: str, result: str | None, *values: str | 
     }
 
 
-def _told(state: str, result: str | None) -> str:
-    """For BullMQ a cancelled job is a completed one with that result; for people it is not."""
+def _named(state: str, result: str | None) -> str:
+    """To BullMQ a cancelled job is a completed one with that result; to people it is not."""
     ended = state == "completed" and cancelled(parsed(result)) is not None
     return "cancelled" if ended else state
 
 
 def is_ours(data: Any) -> bool:
-    """In the envelope of a Queuesmith service, whose pipeline looks whether it was cancelled."""
+    """In the envelope of a Queuesmith service, whose pipeline checks whether it was cancelled."""
     return isinstance(data, dict) and "payload" in data and "v" in data
 
 
@@ -416,7 +417,7 @@ def _shown(value: Any, text: str | None) -> Any:
 
 
 def _unsigned(data: Any) -> Any:
-    """Without its signature, which nobody has to see."""
+    """Without its signature."""
     return {name: value for name, value in data.items() if name != "sig"} if isinstance(data, dict) else data
 
 

@@ -1,4 +1,4 @@
-"""Every error the API gives is `application/problem+json` (RFC 9457): what happened and what to do next."""
+"""Every error of the API is `application/problem+json` (RFC 9457): what happened and what to do next."""
 
 import logging
 import math
@@ -42,7 +42,7 @@ log = logging.getLogger("console.api")
 MEDIA_TYPE = "application/problem+json"
 CONFLICTS = (AlreadyReplayed, ChildrenFirst, NotDeadLetter, NothingToReplay, CannotRepair, FailedTwin)
 
-# What an error class means to a client. The first match counts, so the special ones stand first.
+# What an error class means to a client. The first match counts, so the more specific come first.
 Meaning = tuple[type[Exception] | tuple[type[Exception], ...], int, str]
 MEANINGS: tuple[Meaning, ...] = (
     (Overloaded, 503, "overloaded"),
@@ -108,7 +108,9 @@ def install(api: FastAPI, meanings: Sequence[Meaning] = MEANINGS) -> None:
     @api.exception_handler(RequestValidationError)
     async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         # Where and why, never what: the input may hold a secret.
-        faults = [{"at": ".".join(map(str, one["loc"])), "message": str(one["msg"])} for one in error.errors()[:20]]
+        faults = [
+            {"at": ".".join(map(str, fault["loc"])), "message": str(fault["msg"])} for fault in error.errors()[:20]
+        ]
         return problem(422, "invalid", "The request does not fit; see errors.", errors=faults)
 
     @api.exception_handler(Exception)
@@ -117,7 +119,7 @@ def install(api: FastAPI, meanings: Sequence[Meaning] = MEANINGS) -> None:
 
     for kinds, *_rest in meanings:
         for kind in kinds if isinstance(kinds, tuple) else (kinds,):
-            # By class, so that these are answers and not "errors of the server" that end the connection.
+            # By class: a handler for Exception answers as a server error, which ends the connection.
             api.add_exception_handler(kind, known)
 
 
@@ -129,9 +131,9 @@ def problem_of(error: Exception, meanings: Sequence[Meaning] = MEANINGS) -> JSON
             wait = getattr(error, "retry_after", 2.0 if status == 503 else None)
             headers = {"Retry-After": str(max(1, math.ceil(wait)))} if wait is not None else {}
             inner = isinstance(error, INNER) and not isinstance(error, Permanent)
-            said = "A server behind this does not answer. Try again soon." if inner else redact_text(str(error))
+            detail = "A server behind this does not answer. Try again soon." if inner else redact_text(str(error))
             if status >= 500:
                 log.warning("not available", extra={"fields": {"problem": slug, "error": type(error).__name__}})
-            return problem(status, slug, said, headers)
+            return problem(status, slug, detail, headers)
     log.error("a request failed", exc_info=error)
-    return problem(500, "internal", "Something went wrong here; the log has it under the correlation id.")
+    return problem(500, "internal", "Internal error; find it in the log by its correlation id.")

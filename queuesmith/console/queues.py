@@ -1,4 +1,4 @@
-"""The queues as a whole: how each is doing, who works on them, what runs by the clock, pause and resume."""
+"""The queues as a whole: how each is doing, their workers, what runs by the clock, pause and resume."""
 
 import asyncio
 import base64
@@ -28,28 +28,28 @@ router = APIRouter(prefix="/admin", tags=["admin"])
 SAMPLE_SECONDS = 5.0
 SHOWN_ACTIVE = 100  # running jobs per queue in the view of the workers
 SHOWN_SCHEDULES = 200
-LATE = 10.0  # seconds after which a tick that nobody took is overdue
+LATE = 10.0  # seconds after which a tick that did not run is overdue
 
 
 @router.get("/session")
 async def session(console: State, _: Admin) -> dict[str, Any]:
-    """The token is right. Asks no server: one that is away says nothing about a token."""
+    """The token is right. Asks no server: whether one is down says nothing about a token."""
     return {"token": "accepted", "adds": console.adds}
 
 
 @router.get("/queues")
 async def queues(console: State, _: Admin) -> dict[str, Any]:
     """Counts by state, age of the oldest job that should run, share of failures, ends in the last minute, workers."""
-    found = await measured(console)
+    sample = await measured(console)
     last = console.history[-1]["at"] if console.history else 0.0
-    if found["at"] >= last + SAMPLE_SECONDS:
-        console.history.append(found)
-    return found
+    if sample["at"] >= last + SAMPLE_SECONDS:
+        console.history.append(sample)
+    return sample
 
 
 @router.get("/history")
 async def history(console: State, _: Admin) -> list[dict[str, Any]]:
-    """The same every five seconds for the last quarter of an hour, as this process saw it: for charts."""
+    """The same every five seconds for the last 15 minutes, as this process saw it: for charts."""
     return list(console.history)
 
 
@@ -59,14 +59,14 @@ async def measured(console: Console) -> dict[str, Any]:
     letters = counts(console.store) if console.store and "dead_letters" in await console.tables() else None
     died = (await letters(since / 1000))[1] if letters else {}
     async with console.bounded():
-        found = await health.measure(console.redis, names, dead_letters=letters, prefix=console.producer.prefix)
+        report = await health.measure(console.redis, names, dead_letters=letters, prefix=console.producer.prefix)
         async with console.redis.pipeline(transaction=False) as pipe:
             for queue in names:
                 ended = console.key(queue, "completed")
                 pipe.zcount(ended, since, "+inf").zcard(ended)
                 pipe.zcount(console.key(queue, "failed"), since, "+inf")
             ends = iter(await pipe.execute())
-    rows = found.as_dict()
+    rows = report.as_dict()
     for row in rows["queues"]:
         row["completed_last_minute"], row["completed"], failed = next(ends), next(ends), next(ends)
         row["failed_last_minute"] = failed + died.get(row["queue"], 0)
@@ -74,7 +74,7 @@ async def measured(console: Console) -> dict[str, Any]:
 
 
 async def sampling(console: Console) -> None:
-    """Keeps the charts going while nobody looks."""
+    """Keeps the charts going while no page is open."""
     while True:
         with contextlib.suppress(QueueUnavailable, StoreUnavailable):
             console.history.append(await measured(console))
@@ -83,7 +83,7 @@ async def sampling(console: Console) -> None:
 
 @router.post("/queues/{queue}/pause")
 async def pause(console: State, _: Admin, queue: QueueName) -> dict[str, bool]:
-    """No worker takes a job from it any more, in whatever language; what runs is finished."""
+    """No worker, in whatever language, takes a job from it any more; running jobs are finished."""
     await console.known(queue)
     async with console.bounded():
         await console.producer.queue(queue).pause()
@@ -102,8 +102,8 @@ async def resume(console: State, _: Admin, queue: QueueName) -> dict[str, bool]:
 
 @router.get("/workers")
 async def workers(console: State, _: Admin) -> dict[str, Any]:
-    """Who is connected to work, what runs, since when and on which of them; `workers` is null where this user of
-    Redis may not list connections."""
+    """The connected workers, what runs, since when and where; `workers` is null if this Redis user may not list
+    connections."""
     names = await console.names()
     async with console.bounded():
         try:
@@ -115,28 +115,28 @@ async def workers(console: State, _: Admin) -> dict[str, Any]:
             for queue in names:
                 pipe.llen(console.key(queue, "active"))
             running = sum(await pipe.execute())
-    found = None if clients is None else [one for queue in names for one in _workers(console, queue, clients)]
-    return {"workers": found, "active": active, "running": running, "queues": names, "at": time.time()}
+    listed = None if clients is None else [worker for queue in names for worker in _workers(console, queue, clients)]
+    return {"workers": listed, "active": active, "running": running, "queues": names, "at": time.time()}
 
 
 def _workers(console: Console, queue: str, clients: list[dict[str, str]]) -> list[dict[str, Any]]:
     """BullMQ names a worker's connection after its queue: in Node in base64, in Python as it is. A Queuesmith worker
-    has one of each, so only the form that more connections have is counted."""
+    has one of each, so only the more frequent form is counted."""
     forms = []
     for shown in (base64.b64encode(queue.encode()).decode(), queue):
         own = f"{console.producer.prefix}:{shown}"
-        named = [one for one in clients if one["name"] == own or one["name"].startswith(f"{own}:w:")]
-        forms.append([(one, one["name"][len(own) + 3 :]) for one in named])
+        named = [client for client in clients if client["name"] == own or client["name"].startswith(f"{own}:w:")]
+        forms.append([(client, client["name"][len(own) + 3 :]) for client in named])
     return [
         {
             "queue": queue,
             "name": name,
-            "address": one.get("addr", ""),
-            "library": " ".join(filter(None, (one.get("lib-name"), one.get("lib-ver")))),
-            "connected": int(one.get("age") or 0),
-            "idle": int(one.get("idle") or 0),
+            "address": client.get("addr", ""),
+            "library": " ".join(filter(None, (client.get("lib-name"), client.get("lib-ver")))),
+            "connected": int(client.get("age") or 0),
+            "idle": int(client.get("idle") or 0),
         }
-        for one, name in max(forms, key=len)
+        for client, name in max(forms, key=len)
     ]
 
 
@@ -146,7 +146,7 @@ async def _active(console: Console, queue: str) -> list[dict[str, Any]]:
         for ident in ids:
             pipe.hmget(console.key(queue, ident), "name", "processedOn", "pb", "ats")
             pipe.pttl(console.key(queue, ident, "lock"))
-        found = await pipe.execute()
+        answers = await pipe.execute()
     return [
         {
             "queue": queue,
@@ -155,17 +155,17 @@ async def _active(console: Console, queue: str) -> list[dict[str, Any]]:
             "started_at": float(started) / 1000 if started else None,
             "worker": worker or None,
             "starts": int(starts or 0),
-            # Nobody holds it: its worker is gone, the next stalled check gives it to another.
+            # If not, its worker is gone, and the next stalled check gives it to another.
             "held": lock > 0,
         }
-        for ident, (name, started, worker, starts), lock in zip(ids, found[::2], found[1::2], strict=True)
+        for ident, (name, started, worker, starts), lock in zip(ids, answers[::2], answers[1::2], strict=True)
     ]
 
 
 @router.get("/schedules")
 async def schedules(console: State, _: Admin) -> dict[str, Any]:
-    """BullMQ's job schedulers: what runs by the clock, next and last, what is overdue, and where a Queuesmith service
-    keeps its ticks in the store also those that were missed."""
+    """BullMQ's job schedulers: what runs by the clock, next and last, what is overdue, and also missed ticks if a
+    Queuesmith service keeps its ticks in the store."""
     rows, total, now = [], 0, time.time()
     past, missed_at = await _ticks(console)
     async with console.bounded():
@@ -176,14 +176,14 @@ async def schedules(console: State, _: Admin) -> dict[str, Any]:
             async with console.redis.pipeline(transaction=False) as pipe:
                 for ident, _score in due:
                     pipe.hgetall(console.key(queue, "repeat", ident))
-                found = await pipe.execute()
+                hashes = await pipe.execute()
             async with console.redis.pipeline(transaction=False) as pipe:
-                lasts = [_last(fields, score) for fields, (_ident, score) in zip(found, due, strict=True)]
+                lasts = [_last(fields, score) for fields, (_ident, score) in zip(hashes, due, strict=True)]
                 for (ident, _score), last in zip(due, lasts, strict=True):
                     job = console.key(queue, "repeat", ident, str(int(last or 0)))
                     pipe.hmget(job, "finishedOn", "failedReason", "processedOn")
                 ends = await pipe.execute()
-            for (ident, score), fields, last, (ended, failed, started) in zip(due, found, lasts, ends, strict=True):
+            for (ident, score), fields, last, (ended, failed, started) in zip(due, hashes, lasts, ends, strict=True):
                 created = _number(fields.get("startDate"))
                 known = last if last and (started or int(fields.get("ic") or 1) > 1) else None
                 rows.append(
@@ -211,7 +211,7 @@ async def schedules(console: State, _: Admin) -> dict[str, Any]:
 
 
 async def _ticks(console: Console) -> tuple[dict[str, Any], dict[str, list[float]]]:
-    """What the store knows of each schedule, and the latest ticks that nobody ran; nothing where it is away."""
+    """What the store knows of each schedule, and the latest missed ticks; nothing if the store is down."""
     with contextlib.suppress(StoreUnavailable):
         if {"schedule_state", "schedule_missed"} <= await console.tables():
             store = console.database()
@@ -223,29 +223,28 @@ async def _ticks(console: Console) -> tuple[dict[str, Any], dict[str, list[float
 
 @router.post("/schedules/{queue}/{schedule_id}/run")
 async def run_now(console: State, _: Admin, queue: QueueName, schedule_id: JobId) -> dict[str, str]:
-    """One run more, beside the regular ones. A signed payload is good for its own tick only: then the next tick is
-    brought forward instead."""
+    """One extra run. A signed payload is valid only for its own tick: then the next tick is brought forward instead."""
     await console.known(queue)
     handle: Any = console.producer.queue(queue)
     async with console.bounded():
-        found = None
-        with contextlib.suppress(ValueError):  # bullmq-Python unpacks the empty answer for one that is not there
-            found = await handle.getJobScheduler(schedule_id)
-        if found is None:
+        scheduler = None
+        with contextlib.suppress(ValueError):  # bullmq-Python unpacks the empty answer for a missing one
+            scheduler = await handle.getJobScheduler(schedule_id)
+        if scheduler is None:
             raise Problem(404, "not-found", f"There is no schedule {schedule_id!r} in {queue}.")
-        template = found.get("template") or {}
+        template = scheduler.get("template") or {}
         data = template.get("data")
         if isinstance(data, dict) and "sig" in data:
-            ident, done = f"repeat:{schedule_id}:{int(found['next'])}", "brought forward"
+            ident, done = f"repeat:{schedule_id}:{int(scheduler['next'])}", "brought forward"
             job = await handle.getJob(ident)
             if job is None:
                 raise Problem(409, "conflict", "Its next tick is no longer waiting. Look again.")
             await job.promote()
             return {"job_id": ident, "done": done}
-        # No long number in it: those are redacted in logs, because they could be that of a card.
+        # No long number in it: logs redact those, because they could be card numbers.
         ident = f"{schedule_id}-by-hand-{uuid.uuid4().hex[:12]}"
         opts = {name: value for name, value in (template.get("opts") or {}).items() if name != "repeat"}
-        await handle.add(found.get("name") or schedule_id, data, {**opts, "jobId": ident})
+        await handle.add(scheduler.get("name") or schedule_id, data, {**opts, "jobId": ident})
     return {"job_id": ident, "done": "added"}
 
 

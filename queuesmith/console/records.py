@@ -45,25 +45,25 @@ async def sagas(
     console: State, _: Admin, state: SagaState | None = None, limit: Annotated[int, Query(ge=1, le=200)] = 50
 ) -> list[dict[str, Any]]:
     """Newest change first. `state=needs_repair` is the list that waits for a human."""
-    return [_saga(one) for one in await saga_store.list_sagas(console.database(), state=state, limit=limit)]
+    return [_saga(row) for row in await saga_store.list_sagas(console.database(), state=state, limit=limit)]
 
 
 @router.get("/sagas/{saga_id}")
 async def saga(console: State, _: Admin, saga_id: SagaId) -> dict[str, Any]:
     """One saga: steps and everything that ever happened to it."""
-    found = await saga_store.load(console.database(), saga_id)
+    row = await saga_store.load(console.database(), saga_id)
     history = await saga_store.history(console.database(), saga_id)
     return {
-        **_saga(found),
-        "data": redact(found.data),
-        "steps": [redact(asdict(step)) for step in found.steps],
-        "history": [redact(asdict(one)) for one in history],
+        **_saga(row),
+        "data": redact(row.data),
+        "steps": [redact(asdict(step)) for step in row.steps],
+        "history": [redact(asdict(entry)) for entry in history],
     }
 
 
 @router.post("/sagas/{saga_id}/repair")
 async def repair(console: State, _: Admin, saga_id: SagaId, wanted: Repair) -> dict[str, Any]:
-    """A human's hand for a saga that got stuck; recorded with name and note."""
+    """Manual repair of a stuck saga; recorded with name and note."""
     store, by, note = console.database(), wanted.by, wanted.note
     if wanted.action == "retry":
         await saga_repair.retry(store, saga_id, by=by, note=note)
@@ -82,13 +82,13 @@ async def outbox(console: State, _: Admin) -> dict[str, Any]:
     stuck = await outbox_upkeep.quarantined(console.database(), limit=100)
     return {
         **asdict(await outbox_upkeep.lag(console.database())),
-        "events": [{**asdict(one), "reason": redact_text(one.reason or "")} for one in stuck],
+        "events": [{**asdict(event), "reason": redact_text(event.reason or "")} for event in stuck],
     }
 
 
 @router.post("/outbox/quarantine")
 async def release_events(console: State, _: Admin, wanted: Events) -> dict[str, int]:
-    """Publish quarantined events again, or give them up so that what waits behind them goes on."""
+    """Publish quarantined events again, or discard them so that those waiting behind them go on."""
     if wanted.action == "requeue":
         return {"requeued": await outbox_upkeep.requeue(console.database(), wanted.ids)}
     if not wanted.why.strip():
@@ -96,13 +96,13 @@ async def release_events(console: State, _: Admin, wanted: Events) -> dict[str, 
     return {"discarded": await outbox_upkeep.discard(console.database(), wanted.ids, wanted.why)}
 
 
-def _saga(one: saga_store.SagaRow) -> dict[str, Any]:
+def _saga(row: saga_store.SagaRow) -> dict[str, Any]:
     return {
-        "id": one.id,
-        "name": one.name,
-        "state": one.state,
-        "backward": one.backward,
-        "error": redact_text(one.error) if one.error else None,
-        "created_at": one.created_at,
-        "updated_at": one.updated_at,
+        "id": row.id,
+        "name": row.name,
+        "state": row.state,
+        "backward": row.backward,
+        "error": redact_text(row.error) if row.error else None,
+        "created_at": row.created_at,
+        "updated_at": row.updated_at,
     }

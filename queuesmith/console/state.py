@@ -27,21 +27,21 @@ from .gate import Rate
 from .problems import Problem
 
 HISTORY = 180  # samples of the queues, five seconds apart: a quarter of an hour
-LOOK_AGAIN = 3.0  # seconds after which the keys are looked through for new queues, longer if that takes long
-FIRST_LOOK = 0.2  # seconds that a request waits for the first look at a large server
+LOOK_AGAIN = 3.0  # seconds between scans for new queues, more if scanning takes long
+FIRST_LOOK = 0.2  # seconds that a request waits for the first scan of a large server
 MOST_QUEUES = 500
 SECONDS = 5.0  # for a command of the console, the slowest of several
 
 QUEUE = r"^[^\x00-\x1f:]{1,200}$"
-# Quoted twice by the page: a slash in a name would otherwise be one of the path.
+# Quoted twice by the page: a slash in a name would otherwise split the path.
 QueueName = Annotated[str, BeforeValidator(unquote), Path(pattern=QUEUE)]
 JobId = Annotated[str, BeforeValidator(unquote), Path(pattern=r"^[^\x00-\x1f]{1,200}$")]
 
 
 @dataclass(slots=True)
 class Console:
-    """`queues`: those to show; none: found by their keys. `adds`: whether jobs can be added here, which makes no sense
-    where workers refuse what the service has not signed."""
+    """`queues`: those to show; None: found by their keys. `adds`: whether jobs can be added here; not useful where
+    workers refuse what the service has not signed."""
 
     producer: Producer
     token: str
@@ -69,7 +69,7 @@ class Console:
 
     @asynccontextmanager
     async def bounded(self) -> AsyncIterator[None]:
-        """Redis answers within this, or the request ends with `QueueUnavailable`."""
+        """Redis answers in time, or the request ends with `QueueUnavailable`."""
         try:
             async with self.producer.bounded(SECONDS):
                 yield
@@ -82,17 +82,17 @@ class Console:
         return self.store
 
     async def tables(self) -> frozenset[str]:
-        """Of the database: which views there are something for."""
+        """Of the database: they decide which views are shown."""
         if self.store is None:
             return frozenset()
         if self._tables is None:
             async with read(self.store) as connection:
-                found = await connection.run_sync(lambda sync: inspect(sync).get_table_names())
-            self._tables = frozenset(found)
+                names = await connection.run_sync(lambda sync: inspect(sync).get_table_names())
+            self._tables = frozenset(names)
         return self._tables
 
     async def names(self) -> list[str]:
-        """The queues. A server with millions of keys is looked through beside; the answer has those found so far."""
+        """The queues. Millions of keys are scanned in the background; the answer has those found so far."""
         if self.queues is not None:
             return list(self.queues)
         if self._looking is None and time.monotonic() > self._look_at:
@@ -101,11 +101,11 @@ class Console:
             await asyncio.wait({looking}, timeout=FIRST_LOOK)
             if looking.done():
                 self._looking = None
-                looking.result()  # QueueUnavailable, if Redis is away
+                looking.result()  # QueueUnavailable, if Redis is down
         return self._found
 
     async def known(self, queue: str) -> str:
-        """The queue, or a problem that says there is none. Its own key is asked: it may be new."""
+        """The queue, or a problem that says there is none. Looks at its own key: it may be new."""
         if self.queues is None:
             async with self.bounded():
                 there = bool(await self.redis.exists(self.key(queue, "meta")))
@@ -118,7 +118,7 @@ class Console:
         return queue
 
     async def _look(self) -> None:
-        # Every queue that was ever added to has this key. A step of 2,000 keys holds the server for about 1 ms.
+        # Every queue that was ever added to has this key. A step of 2,000 keys blocks the server for about 1 ms.
         start, end = f"{self.producer.prefix}:", ":meta"
         match = re.sub(r"([*?\[\]\\])", r"\\\1", start) + "*" + end
         names: set[str] = set()
@@ -146,7 +146,7 @@ def _admin(request: Request, given: Annotated[HTTPAuthorizationCredentials | Non
     console, client = _state(request), request.client.host if request.client else ""
     if not console.token:
         raise Problem(403, "admin-off", f"Admin is off. Set {console.token_name} and restart to turn it on.")
-    # Asked first, so that who is guessing does not learn from it when a guess was right.
+    # Checked first, so that someone guessing does not learn from it that a guess was right.
     console.wrong_tokens.check(client, take=0)
     if given is None or not hmac.compare_digest(given.credentials.encode(), console.token.encode()):
         console.wrong_tokens.wait(client, take=1 if given else 0)

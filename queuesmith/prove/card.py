@@ -45,8 +45,8 @@ def as_text(card: Card, width: int = 118) -> str:
                 subsequent_indent="        ",
                 break_on_hyphens=False,
             )
-    if left := [row for row in card.rows if row.verdict == "not run"]:
-        lines += ["", "  not run:", *(f"    {row.fault:<15}{row.measured}" for row in left)]
+    if not_run := [row for row in card.rows if row.verdict == "not run"]:
+        lines += ["", "  not run:", *(f"    {row.fault:<15}{row.measured}" for row in not_run)]
     if pages := reading(card):
         lines += ["", "  what to read:"]
         lines += [
@@ -59,9 +59,9 @@ def as_text(card: Card, width: int = 118) -> str:
 
 
 def as_json(card: Card) -> str:
-    told = asdict(card) | {"verdict": "broken" if card.broken else "held", "read": reading(card)}
-    told["rest"] = card.rest
-    return json.dumps(told, indent=2)
+    content = asdict(card) | {"verdict": "broken" if card.broken else "held", "read": reading(card)}
+    content["rest"] = card.rest
+    return json.dumps(content, indent=2)
 
 
 def as_junit(card: Card) -> str:
@@ -79,10 +79,10 @@ def as_junit(card: Card) -> str:
             suite, "testcase", classname=f"prove.{card.name}", name=f"{row.fault}: {row.does}"
         )
         if row.verdict == "broken":
-            told = "; ".join(f"{one.invariant}: {one.measured}" for one in row.broken)
-            failure = ElementTree.SubElement(case, "failure", message=told)
+            summary = "; ".join(f"{broken.invariant}: {broken.measured}" for broken in row.broken)
+            failure = ElementTree.SubElement(case, "failure", message=summary)
             failure.text = "\n".join(
-                f"{one.story}\nread: {' '.join(_pages(card, one.invariant))}" for one in row.broken
+                f"{broken.story}\nread: {' '.join(_pages(card, broken.invariant))}" for broken in row.broken
             )
         elif row.verdict != "held":
             ElementTree.SubElement(case, "skipped", message=f"{row.verdict}: {row.measured}")
@@ -110,7 +110,7 @@ td, th {{ text-align: left; padding: .4rem .6rem; vertical-align: top;
 
 
 def reading(card: Card) -> dict[str, list[str]]:
-    """Of every broken invariant: the pages of the patterns that mend it."""
+    """Every broken invariant -> the pages of the patterns that fix it."""
     names = [broken.invariant for row in card.broken for broken in row.broken]
     return {name: _pages(card, name) for name in names}
 
@@ -125,19 +125,20 @@ def _pages(card: Card, invariant: str) -> list[str]:
 
 
 def _html_row(card: Card, row: Row) -> str:
-    told = ""
-    for one in row.broken:
+    details = ""
+    for broken in row.broken:
         links = ", ".join(
-            f'<a href="{html.escape(page)}">{html.escape(Path(page).stem)}</a>' for page in _pages(card, one.invariant)
+            f'<a href="{html.escape(page)}">{html.escape(Path(page).stem)}</a>'
+            for page in _pages(card, broken.invariant)
         )
-        told += (
-            f"<small><b>{html.escape(one.invariant)}</b> (promised: {html.escape(INVARIANTS[one.invariant])}): "
-            f"{html.escape(one.measured)}<br>{html.escape(one.story)}<br>Read: {links}</small>"
+        details += (
+            f"<small><b>{html.escape(broken.invariant)}</b> (promised: {html.escape(INVARIANTS[broken.invariant])}): "
+            f"{html.escape(broken.measured)}<br>{html.escape(broken.story)}<br>Read: {links}</small>"
         )
     verdict = html.escape(_MARKS[row.verdict])
     return (
         f"<tr><td>{html.escape(row.fault)}</td><td>{html.escape(row.does)}</td>"
-        f'<td>{html.escape(row.measured)}{told}</td><td class="{row.verdict.replace(" ", "-")}">{verdict}</td></tr>'
+        f'<td>{html.escape(row.measured)}{details}</td><td class="{row.verdict.replace(" ", "-")}">{verdict}</td></tr>'
     )
 
 
@@ -152,14 +153,14 @@ def _summary(card: Card) -> str:
     faults = sum(row.verdict in ("held", "broken") for row in struck)
     parts = [f"{counts['held']} held", f"{counts['broken']} broken"]
     parts += [f"{counts[name]} {name}" for name in ("hit nothing", "unclear") if counts[name]]
-    left = {why: [row.fault for row in card.rows if row.measured == why] for why in (TIME_UP, NOT_QUICK)}
-    wanted = sum(row.verdict != "not run" for row in struck) + len(left[TIME_UP])
-    told = [f"{', '.join(parts)}; {faults} of {wanted} faults hit."]
-    told += [f"Not run ({why}): {', '.join(names)}." for why, names in left.items() if names]
+    not_run = {why: [row.fault for row in card.rows if row.measured == why] for why in (TIME_UP, NOT_QUICK)}
+    wanted = sum(row.verdict != "not run" for row in struck) + len(not_run[TIME_UP])
+    lines = [f"{', '.join(parts)}; {faults} of {wanted} faults hit."]
+    lines += [f"Not run ({why}): {', '.join(names)}." for why, names in not_run.items() if names]
     if card.rest:
-        told.append(f"Run the rest: {card.command} --only {','.join(card.rest)}")
+        lines.append(f"Run the rest: {card.command} --only {','.join(card.rest)}")
     if card.evidence:
-        told.append(f"Evidence: {card.evidence}")
-    if left[NOT_QUICK] and not any(row.fault in KILLS and row.verdict in ("held", "broken") for row in struck):
-        told.append("No kill was tried to its end: run it again on a quieter machine, or without --quick")
-    return "\n".join(told)
+        lines.append(f"Evidence: {card.evidence}")
+    if not_run[NOT_QUICK] and not any(row.fault in KILLS and row.verdict in ("held", "broken") for row in struck):
+        lines.append("No kill was tried to its end: run it again on a quieter machine, or without --quick")
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""A wrong clock for one process: libfaketime where it is installed, else a few lines of C, where there is a compiler.
+"""A wrong clock for one process: libfaketime if it is installed, else a few lines of C if there is a compiler.
 
 Does not hold for programs that do not ask libc for the time (Go, static ones): then it says so.
 """
@@ -42,7 +42,7 @@ time_t time(time_t *at) {
 
 
 def ahead(seconds: int, folder: Path) -> tuple[dict[str, str], str]:
-    """The environment of a process whose clock is wrong, and why there is none."""
+    """The environment that makes a process's clock wrong, or why there is none."""
     for path in Path("/usr/lib").glob("*/faketime/libfaketime.so.1"):
         return {"LD_PRELOAD": str(path), "FAKETIME": f"+{seconds}s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}, ""
     compiler = shutil.which("cc") or shutil.which("gcc")
@@ -62,7 +62,7 @@ def ahead(seconds: int, folder: Path) -> tuple[dict[str, str], str]:
 
 
 def wrong(pid: int, env: Mapping[str, str]) -> str:
-    """Why the clock of this process is right all the same; nothing: it is wrong."""
+    """Why this process's clock is right after all; empty: it is wrong."""
     with contextlib.suppress(OSError):
         if env["LD_PRELOAD"] in Path(f"/proc/{pid}/maps").read_text():
             return ""

@@ -22,7 +22,7 @@ from .spec import Spec, Wrong, load, seconds
 
 
 def run(options: argparse.Namespace) -> int:
-    # A build that is cancelled sends SIGTERM: everything is stopped and removed then, too.
+    # A cancelled build sends SIGTERM: then too, everything is stopped and removed.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         return _run(options)
@@ -66,7 +66,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _equipped(spec: Spec) -> Spec:
-    """Without a Redis, where its package is missing and none seems to be used."""
+    """Without Redis, if its package is missing and the service does not seem to use it."""
     try:
         if spec.redis:
             import redis  # noqa: F401
@@ -80,7 +80,7 @@ def _equipped(spec: Spec) -> Spec:
         if uses_redis(spec):
             raise Wrong(need) from None
         print(f"no Redis is started: {need}", file=sys.stderr)
-        # not the machine's own
+        # not the machine's own server
         env = {"REDIS_URL": "redis://127.0.0.1:1", **spec.service.env}
         return replace(spec, redis=False, service=replace(spec.service, env=env))
 
@@ -96,7 +96,7 @@ def _chosen(options: argparse.Namespace) -> Options:
     except ValueError as error:
         raise Wrong(f"--soak: {error}") from None
     for path in filter(None, (options.junit, options.html)):
-        if not path.parent.is_dir():  # said now, not after five minutes
+        if not path.parent.is_dir():  # now, not after five minutes
             raise Wrong(f"{path}: there is no folder {path.parent}")
     seed = random.SystemRandom().randrange(10_000) if options.seed is None else options.seed
     return Options(options.quick, soak, seed, only, options.keep, options.lanes)
@@ -105,7 +105,9 @@ def _chosen(options: argparse.Namespace) -> Options:
 def _list(options: argparse.Namespace) -> int:
     if options.json:
         print(
-            json.dumps({"faults": {name: one.does for name, one in FAULTS.items()}, "invariants": INVARIANTS}, indent=2)
+            json.dumps(
+                {"faults": {name: fault.does for name, fault in FAULTS.items()}, "invariants": INVARIANTS}, indent=2
+            )
         )
         return 0
     print("faults (* also with --quick)")
@@ -123,6 +125,6 @@ def _progress(text: str, done: int, of: int) -> None:
 
 
 def _line(text: str, done: int, of: int) -> None:
-    # whole, in one piece: several faults speak at a time
+    # in one write: several faults report at once
     sys.stderr.write(f"[{done}/{of}] {text}\n")
     sys.stderr.flush()

@@ -22,7 +22,7 @@ class Found:
     queue: str
     seen: str
     setup: str = ""
-    src: bool = False  # its modules lie in src/
+    src: bool = False  # its modules are in src/
 
 
 # stack, pattern of a file's text, command ({file}, {module}, {name}), pattern of the queue's name
@@ -42,7 +42,7 @@ _STACKS = (
     ),
     ("dramatiq", r"@dramatiq\.actor|import dramatiq", "dramatiq {module}", None),
     ("arq", r"class (\w*WorkerSettings\w*)", "arq {module}.{name}", None),
-    # built first: `go run` does not hand a signal on
+    # built first: `go run` does not pass signals on
     ("asynq", r"asynq\.NewServer\(", "{{dir}}/worker", None),
     (
         "BullMQ for Node",
@@ -54,7 +54,7 @@ _STACKS = (
 _SUFFIXES = {".py": "python", ".go": "go", ".js": "node", ".mjs": "node", ".cjs": "node", ".ts": "node"}
 
 
-# The page that tells how to mend it there: of its command, or of what its program imports.
+# The page that says how to fix it in that stack, known by its command or by what its program imports.
 _PAGES = {
     "Celery": "celery",
     "RQ": "rq",
@@ -67,7 +67,7 @@ _COMMANDS = {"celery": "Celery", "rq": "RQ", "dramatiq": "dramatiq", "arq": "arq
 
 
 def page_of(spec: Spec) -> str:
-    """`celery` for skills/…/stacks/celery.md; nothing for BullMQ in Python, and for unknown ones."""
+    """`celery` for skills/…/stacks/celery.md; empty for BullMQ in Python and for unknown stacks."""
     words = spec.service.worker.run.words
     for word in words:
         if stack := _COMMANDS.get(Path(word).name):
@@ -75,9 +75,9 @@ def page_of(spec: Spec) -> str:
     for word in words:
         for name in (word, f"{word.replace('.', '/')}.py"):
             path = spec.folder / name
-            if path.suffix in _SUFFIXES and path.is_file() and (found := _recognise(path)):
-                return _PAGES.get(found[0], "")
-    # A program that was built, or started by a script.
+            if path.suffix in _SUFFIXES and path.is_file() and (hit := _recognise(path)):
+                return _PAGES.get(hit[0], "")
+    # A compiled program, or one started by a script.
     file, library, page = ("go.mod", "hibiken/asynq", "asynq")
     if words[0] in ("node", "npm", "npx", "pnpm", "yarn", "bun", "tsx"):
         file, library, page = "package.json", '"bullmq"', "bullmq-ts"
@@ -98,12 +98,12 @@ def _recognise(path: Path) -> tuple[str, re.Match[str], str, str | None, str] | 
 
 
 def look_at(folder: Path) -> Found | None:
-    """The first worker that is found, one that is named `worker` before others."""
+    """The first worker found; files named `worker` come first."""
     for path in sorted(
         _own_files(folder), key=lambda path: ("worker" not in path.name, "test" in str(path), str(path))
     ):
-        if found := _recognise(path):
-            stack, match, command, queue, text = found
+        if hit := _recognise(path):
+            stack, match, command, queue, text = hit
             named = re.search(queue, text) if queue else None
             name = _value(folder, named[1]) if named else ""
             where = path.relative_to(folder)
@@ -131,14 +131,14 @@ def uses_redis(spec: Spec) -> bool:
 
 
 def _value(folder: Path, word: str) -> str:
-    """Of `"mails"`, or of `QUEUE,`: a name whose text stands somewhere in the repository, or nothing."""
+    """The text of `"mails"`, or of the name `QUEUE,` if the repository assigns it; else empty."""
     word = word.strip(" ,)")
     if not word.isidentifier():
         return word.lstrip("f").strip("\"'`")
     given = re.compile(rf"\b{word}\b[^=\n]{{0,40}}=\s*[\"'`]([\w:.-]+)")
     for path in _files(folder):
-        if found := given.search(path.read_text(encoding="utf-8", errors="replace")[:200_000]):
-            return found[1]
+        if match := given.search(path.read_text(encoding="utf-8", errors="replace")[:200_000]):
+            return match[1]
     return ""
 
 
@@ -146,13 +146,13 @@ _ENV = re.compile(r"""(?:environ(?:\.get\(|\[)|[gG]etenv\(|process\.env(?:\.|\[)
 _SENDERS = ("submit", "enqueue", "send", "produce", "producer", "publish", "client")
 
 
-def _environment(folder: Path, found: Found | None) -> tuple[dict[str, str], list[str]]:
-    """What is clear of the variables that the code reads, and the others."""
+def _environment(folder: Path, repo: Found | None) -> tuple[dict[str, str], list[str]]:
+    """Of the variables that the code reads: those we can set, and the others."""
     names = set()
     for path in _own_files(folder):
         if "test" not in path.name:
             names |= set(_ENV.findall(path.read_text(encoding="utf-8", errors="replace")[:200_000]))
-    clear = {"PYTHONPATH": "src"} if found and found.src else {}
+    clear = {"PYTHONPATH": "src"} if repo and repo.src else {}
     for name in sorted(names - {"REDIS_URL"}):
         if "REDIS" in name or "BROKER" in name or name == "CELERY_RESULT_BACKEND":
             part = next((part for part in ("HOST", "PORT") if name.endswith(part)), "")
@@ -161,7 +161,7 @@ def _environment(folder: Path, found: Found | None) -> tuple[dict[str, str], lis
 
 
 def _sender(folder: Path, stack: str) -> str:
-    """A program that looks as if it sent a job, or the name of one to be written."""
+    """A program that seems to send a job, or the name of one to be written."""
     suffix, run = ".py", "python"
     if stack.endswith("Node"):
         suffix, run = ".js", "node"
@@ -201,12 +201,12 @@ def _api(folder: Path) -> Api | None:
     for path in sorted(_own_files(folder), key=lambda path: ("test" in path.name, len(path.parts), path.name)):
         text = path.read_text(encoding="utf-8", errors="replace")[:200_000] if path.suffix == ".py" else ""
         routes = list(_ROUTE.finditer(text))
-        posts = [one for one in routes if one[1] in ("post", "put") or "POST" in one[3]]
+        posts = [route for route in routes if route[1] in ("post", "put") or "POST" in route[3]]
         if (app := _APP.search(text)) and posts:
             where = path.relative_to(folder)
             module = ".".join(where.with_suffix("").parts).removeprefix("src.").removesuffix(".__init__")
             starts = {"Flask": "flask --app {}:{} run", "FastAPI": "uvicorn {}:{}"}[app[2]]
-            gets = {one[2] for one in routes if one not in posts and not set("<{") & set(one[2])}
+            gets = {route[2] for route in routes if route not in posts and not set("<{") & set(route[2])}
             ready = next((name for name in _HEALTH if name in gets), min(gets, default=""))
             field = _FIELD.search(text, posts[0].end()) or _FIELD.search(text)
             run = f"{starts.format(module, app[1])} --port {{port}}"
@@ -218,19 +218,19 @@ def write_first(folder: Path, *, force: bool = False) -> int:
     target = folder / "prove.toml"
     if target.exists() and not force:
         raise Wrong(f"{target} is there already; --force writes it again")
-    found, api = look_at(folder), _api(folder)
-    target.write_text(_text(folder, found, api), encoding="utf-8")
-    seen = f"{found.stack}, seen in {found.seen}" if found else "no queue library was recognised"
+    repo, api = look_at(folder), _api(folder)
+    target.write_text(_text(folder, repo, api), encoding="utf-8")
+    seen = f"{repo.stack}, seen in {repo.seen}" if repo else "no queue library was recognised"
     seen += f"; {api.kind}, seen in {api.seen}" if api else ""
     print(f"{target} written ({seen}).\nAnswer its questions, then: queuesmith prove {target} --quick")
     return 0
 
 
-def _text(folder: Path, found: Found | None, api: Api | None) -> str:
-    worker = found.worker if found else "python worker.py"
+def _text(folder: Path, repo: Found | None, api: Api | None) -> str:
+    worker = repo.worker if repo else "python worker.py"
     locks = {"BullMQ": "lockDuration", "Celery": "visibility_timeout", "RQ": "job timeout"}
-    what = next((value for name, value in locks.items() if found and found.stack.startswith(name)), "lock")
-    submit = f'submit = "{_sender(folder, found.stack if found else "")}"'
+    what = next((value for name, value in locks.items() if repo and repo.stack.startswith(name)), "lock")
+    submit = f'submit = "{_sender(folder, repo.stack if repo else "")}"'
     post = '# submit = { method = "POST", url = "http://127.0.0.1:{port}/jobs", json = { id = "{key}" } }'
     start = '# api = { run = "python api.py --port {port}", ready = "http://127.0.0.1:{port}/healthz" }'
     if api:
@@ -240,16 +240,16 @@ def _text(folder: Path, found: Found | None, api: Api | None) -> str:
         post = f'# submit = "{_sender(folder, "")}"'
         ready = f', ready = "http://127.0.0.1:{{port}}{api.ready}"' if api.ready else ""
         start = f'api = {{ run = "{api.run}"{ready} }}'
-    bullmq = found is not None and found.stack.startswith("BullMQ")
-    queue = f'queue = "{found.queue}"' if found and bullmq and found.queue else '# queue = "jobs"'
-    setup = f'setup = "{found.setup}"' if found and found.setup else '# setup = "python migrate.py"'
-    clear, unclear = _environment(folder, found)
+    bullmq = repo is not None and repo.stack.startswith("BullMQ")
+    queue = f'queue = "{repo.queue}"' if repo and bullmq and repo.queue else '# queue = "jobs"'
+    setup = f'setup = "{repo.setup}"' if repo and repo.setup else '# setup = "python migrate.py"'
+    clear, unclear = _environment(folder, repo)
     env = '# env = { DATABASE_URL = "sqlite:///{dir}/app.db", API_TOKEN = "{canary}" }'
     if clear:
         env = "env = { " + ", ".join(f'{name} = "{value}"' for name, value in clear.items()) + " }"
     reads = f"# It reads: {', '.join(unclear[:12])}.\n" if unclear else ""
     return f"""\
-# What `queuesmith prove` runs and what it compares. {f"Seen: {found.stack} in {found.seen}." if found else ""}
+# What `queuesmith prove` runs and what it compares. {f"Seen: {repo.stack} in {repo.seen}." if repo else ""}
 # REDIS_URL is set for every process; {{redis}} is the same address, {{dir}} an empty folder, {{port}} a free port.
 
 [service]
@@ -262,12 +262,12 @@ workers = 2
 {submit}
 # Is there an api to start? {{port}} is its port, and so is its PORT.
 {start}
-# Are there tables to be made, or programs to be built, first?
+# Must tables be made, or programs built, first?
 {setup}
 # What else does it need? A {{canary}} in a secret or in the payload must never be seen in the logs.
-# Say {{redis.host}} and {{redis.port}} where it wants them apart, {{postgres}} for a server of that kind.
+# Write {{redis.host}} and {{redis.port}} if it wants them apart, {{postgres}} for a PostgreSQL server.
 {reads}{env}
-# The BullMQ queue: failed jobs are looked for in it, and foreign ones are put on it.
+# The BullMQ queue: it is searched for failed jobs, and foreign ones are put on it.
 {queue}
 # After how long does another worker take over the job of a frozen one ({what})?
 lock = "30s"
@@ -275,7 +275,7 @@ lock = "30s"
 # poison = "python submit.py {{key}} --crash"
 # failing = "python submit.py {{key}} --invalid"
 
-# How is seen, per key, what happened? Rows of key and count: sql, or redis = "HGETALL done",
+# What shows, per key, what happened? Rows of key and count: sql, or redis = "HGETALL done",
 # or http = "http://127.0.0.1:{{port}}/jobs/{{key}}", or command = "python count.py", or log = "sent {{key}}",
 # or provider = "NAME".
 [effect]
@@ -289,21 +289,21 @@ query = "select id, count(*) from done group by 1"
 # What does it promise? These are the defaults.
 [promises]
 duplicates = "none"      # or "same key", or "allowed"
-failed = "none"          # or "visible": a job may fail by a crash if that can be seen
-recovery = "30s"         # work that a fault left undone is done after at most so long
+failed = "none"          # or "visible": a crash may make a job fail if that can be seen
+recovery = "30s"         # work that a fault left undone is done within this
 shutdown = "30s"
-enqueue = "10s"          # a submit answers within this, Redis there or not
+enqueue = "10s"          # a submit answers within this, even without Redis
 # skip = ["redis-full"]  # faults it does not promise to survive
 """  # noqa: S608
 
 
 def _own_files(folder: Path) -> Iterator[Path]:
-    """Without what `queuesmith add` brought: what those read is set where they are called."""
+    """Without what `queuesmith add` copied: what those files read is set where they are called."""
     try:
         entries = Record.read(folder).packages.values()
     except Refused:
         entries = {}.values()
-    files = {path: one["from"] for entry in entries for path, one in entry["files"].items()}
+    files = {path: file["from"] for entry in entries for path, file in entry["files"].items()}
     copied = {path for path, origin in files.items() if origin.startswith((OURS, "tests/"))}
     return (path for path in _files(folder) if path.relative_to(folder).as_posix() not in copied)
 

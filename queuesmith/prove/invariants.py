@@ -1,4 +1,4 @@
-"""What must hold, whatever fault there was, and whether it did."""
+"""What must hold under every fault, and whether it did."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ INVARIANTS = {
     "gave up": "no job fails because of this fault",
     "invisible failure": "every failure can be seen, with a reason",
     "shutdown": "SIGTERM ends it in time, with exit code 0",
-    "enqueue": "a submit answers in time, Redis there or not",
-    "wake": "a job after a silence is taken up in time",
+    "enqueue": "a submit answers in time, even without Redis",
+    "wake": "a job after a silence starts in time",
     "poison": "a job that kills its worker is given up after a few",
-    "hot loop": "no hammering on a provider",
+    "hot loop": "no hammering of a provider",
     "retry-after": "Retry-After is kept",
     "leak": "no payload and no secret in the logs",
     "left behind": "no process and no listener outlives the service",
@@ -52,7 +52,7 @@ READ = {
     "left behind": ("shutdown", "parent-death"),
     "memory": ("health",),
 }
-# Those about BullMQ for Python: who uses something else reads that stack's page in their place.
+# Those about BullMQ for Python: for another stack, its own page replaces them.
 OWN = {"bullmq-worker", "stall-budget", "producer", "degraded", "isolation", "parent-death", "shutdown", "health"}
 
 
@@ -94,12 +94,12 @@ def judge(world: World, batch: Batch, fault: Fault) -> Row:
     again = {key: place for key, place in batch.queued.items() if batch.jobs[key].count}
     if again:
         key, place = next(iter(again.items()))
-        told = f"{len(again)} done, and still on the queue after {watched:.0f} s ({place}): they will run again"
-        # Another system may keep what it retried: only of these two is it known what a job there means.
+        text = f"{len(again)} done, and still on the queue after {watched:.0f} s ({place}): they will run again"
+        # Another system may keep what it retried: only for these two do we know what a job there means.
         if watched >= promised and ("BullMQ" in place or "unacked" in place):
-            broken.append(Broken("stuck", told, world.timeline.story(key)))
+            broken.append(Broken("stuck", text, world.timeline.story(key)))
         else:
-            unclear = unclear or told
+            unclear = unclear or text
     if world.spec.effect.kind == "provider":
         asked = [world.providers[name] for name in world.spec.effect.target.split()]
         deaf = [
@@ -130,11 +130,11 @@ def judge(world: World, batch: Batch, fault: Fault) -> Row:
         why = (
             batch.unhit or "no job was open when it came (more `jobs`, or slower ones, help)"
             if jobs
-            else f"no job was taken: {_said(batch)}"
+            else f"no job was taken: {_refusal(batch)}"
         )
         return Row(fault.name, fault.does, "hit nothing", f"{why}; {measured}")
     if unclear and watched < LOOKED and missing:
-        # It was hit, and nobody looked whether it recovered.
+        # It was hit, but not watched for recovery.
         return Row(fault.name, fault.does, "not run", TIME_UP)
     if unclear:
         return Row(fault.name, fault.does, "unclear", unclear)
@@ -147,13 +147,13 @@ def judge_whole(worlds: Sequence[World], soak: bool) -> list[Row]:
     if spec.providers:
         rows.append(_hot_loops(worlds))
     if spec.says("{canary}"):
-        lines = [one for world in worlds for one in world.service.lines]
-        found = [f"{source}: {line[:160]}" for _, source, line in lines if worlds[0].canary in line]
-        told = [Broken("leak", f"{len(found)} log lines hold it", found[0])] if found else []
-        rows.append(_row("leak", f"{len(lines)} log lines read", told))
+        lines = [line for world in worlds for line in world.service.lines]
+        leaks = [f"{source}: {line[:160]}" for _, source, line in lines if worlds[0].canary in line]
+        broken = [Broken("leak", f"{len(leaks)} log lines hold it", leaks[0])] if leaks else []
+        rows.append(_row("leak", f"{len(lines)} log lines read", broken))
     left = [command for world in worlds for command in world.left.values()]
-    told = [Broken("left behind", f"{len(left)} are left", "; ".join(left[:3]))] if left else []
-    rows.append(_row("left behind", f"{len(left)} are left" if left else "none is left", told))
+    broken = [Broken("left behind", f"{len(left)} are left", "; ".join(left[:3]))] if left else []
+    rows.append(_row("left behind", f"{len(left)} are left" if left else "none is left", broken))
     if soak:
         rows.append(_memory(worlds[0]))
     return rows
@@ -189,7 +189,7 @@ def _duplicated(world: World, batch: Batch) -> list[Broken]:
     promise = world.spec.promises.duplicates
     if promise == "allowed":
         return []
-    found: dict[str, str] = {}
+    duplicates: dict[str, str] = {}
     for key, job in batch.jobs.items():
         for provider in world.providers.values():
             calls = provider.effects(key)
@@ -204,15 +204,21 @@ def _duplicated(world: World, batch: Batch) -> list[Broken]:
                         if len(keys) > 1
                         else "under one key"
                     )
-                    found[key] = f"{made[0].line.split()[0]} at {provider.name} {len(made)} times, {under}"
-        if job.count > 1 and key not in found and not (promise == "same key" and world.spec.effect.kind == "provider"):
-            found[key] = f"{job.count} times"
-    if not found:
+                    duplicates[key] = f"{made[0].line.split()[0]} at {provider.name} {len(made)} times, {under}"
+        if (
+            job.count > 1
+            and key not in duplicates
+            and not (promise == "same key" and world.spec.effect.kind == "provider")
+        ):
+            duplicates[key] = f"{job.count} times"
+    if not duplicates:
         return []
-    first = next(iter(found))
+    first = next(iter(duplicates))
     return [
         Broken(
-            "duplicated", f"{len(found)} of {len(batch.jobs)} duplicated ({found[first]})", world.timeline.story(first)
+            "duplicated",
+            f"{len(duplicates)} of {len(batch.jobs)} duplicated ({duplicates[first]})",
+            world.timeline.story(first),
         )
     ]
 
@@ -228,21 +234,21 @@ def _not_done(world: World, missing: list[Job], fault: Fault) -> list[Broken]:
     logged = world.in_logs(open_keys - set(waiting))
     lost = [silent[key] for key in silent if key in open_keys and key not in waiting and key not in logged]
     allowed = world.spec.promises.failed == "visible" or fault.may_fail
-    told = []
+    broken = []
     if visible and not allowed:
-        told.append(
+        broken.append(
             Broken("gave up", f"{len(visible)} failed: {visible[0].reason[:100]}", world.timeline.story(visible[0].key))
         )
     if logged and not allowed:
         key = next(iter(logged))
-        told.append(
-            Broken("gave up", f"{len(logged)} failed, seen in the logs alone: {logged[key]}", world.timeline.story(key))
+        broken.append(
+            Broken("gave up", f"{len(logged)} failed, seen only in the logs: {logged[key]}", world.timeline.story(key))
         )
     if waiting:
         key = next(iter(waiting))
-        told.append(Broken("stuck", f"{len(waiting)} still in Redis ({waiting[key]})", world.timeline.story(key)))
+        broken.append(Broken("stuck", f"{len(waiting)} still in Redis ({waiting[key]})", world.timeline.story(key)))
     if completed:
-        told.append(
+        broken.append(
             Broken(
                 "lost",
                 f"{len(completed)} completed without their effect: nobody will try again (an error that was caught?)",
@@ -250,10 +256,10 @@ def _not_done(world: World, missing: list[Job], fault: Fault) -> list[Broken]:
             )
         )
     if lost:
-        told.append(
+        broken.append(
             Broken("lost", f"{len(lost)} taken and never done, no trace of them", world.timeline.story(lost[0].key))
         )
-    return told
+    return broken
 
 
 def _completed(world: World, keys: set[str]) -> set[str]:
@@ -267,7 +273,7 @@ def _completed(world: World, keys: set[str]) -> set[str]:
 def _in_redis(world: World, keys: set[str]) -> dict[str, list[str]]:
     try:
         return probes.in_redis(world, keys)
-    except Exception:  # a server that does not answer tells nothing
+    except Exception:  # a server that does not answer says nothing
         return {}
 
 
@@ -286,22 +292,22 @@ def _all_failed(jobs: list[Job]) -> bool:
     return all(job.reason for job in jobs)
 
 
-def _said(batch: Batch) -> str:
+def _refusal(batch: Batch) -> str:
     return next((job.said.strip()[-120:] for job in batch.jobs.values() if job.said), "nothing was sent")
 
 
 def _retry_after(world: World, batch: Batch) -> list[Broken]:
     early: list[tuple[float, float, str]] = []
     for provider in world.providers.values():
-        told: dict[str, tuple[float, float]] = {}
+        due: dict[str, tuple[float, float]] = {}
         for call in sorted(provider.calls, key=lambda call: call.at):
             if call.key in batch.jobs and call.route:
-                if call.key in told and call.at < told[call.key][0] - 0.1:
-                    at, wait = told[call.key]
+                if call.key in due and call.at < due[call.key][0] - 0.1:
+                    at, wait = due[call.key]
                     early.append((wait - (at - call.at), wait, call.key))
-                told.pop(call.key, None)
+                due.pop(call.key, None)
                 if call.answer in ("429", "503"):
-                    told[call.key] = (call.done_at + call.route.retry_after, call.route.retry_after)
+                    due[call.key] = (call.done_at + call.route.retry_after, call.route.retry_after)
     if not early:
         return []
     came, wait, key = min(early)
@@ -320,12 +326,12 @@ def _hot_loops(worlds: Sequence[World]) -> Row:
         times: dict[tuple[str, str], list[float]] = {}
         for provider in world.providers.values():
             for call in provider.calls:
-                # what went well is not repeated out of impatience
+                # only a failed call is repeated out of impatience
                 if call.key and call.failed:
                     times.setdefault((provider.name, call.key), []).append(call.at)
         for (_, key), at in times.items():
             at.sort()
-            busiest = max(bisect.bisect_right(at, one + 1) - number for number, one in enumerate(at))
+            busiest = max(bisect.bisect_right(at, start + 1) - number for number, start in enumerate(at))
             if busiest > worst:
                 worst, story = busiest, world.timeline.story(key)
     measured = f"at most {worst} failed calls of one job within a second, limit {limit}"
@@ -333,8 +339,8 @@ def _hot_loops(worlds: Sequence[World]) -> Row:
 
 
 def _memory(world: World) -> Row:
-    """The last third of a process's life against the first, its first ten seconds aside."""
-    told, best = [], "no worker lived long enough"
+    """The last third of a process's life against the first, without its first ten seconds."""
+    broken, best = [], "no worker lived long enough"
     for name, life in world.service.memory.items():
         sizes = [size for age, size in life if age > 10 * world.scale]
         if len(sizes) < 12:
@@ -343,20 +349,20 @@ def _memory(world: World) -> Row:
         first, last = statistics.median(sizes[:third]), statistics.median(sizes[-third:])
         best = f"{name}: {first:.0f} MB, later {last:.0f} MB"
         if last > first * 1.3 and last - first > 10:
-            told.append(Broken("memory", best))
-    row = _row("memory", best, told)
+            broken.append(Broken("memory", best))
+    row = _row("memory", best, broken)
     if best.startswith("no"):
         row.verdict = "hit nothing"
     return row
 
 
 def end(world: World) -> None:
-    """Every process of the service is told to end. Who is still there then?"""
+    """Tell every process of the service to end, and note those that stay."""
     world.service.end_all(world.left_to_end)
     deadline = time.monotonic() + 3 + 3 * world.warmup
     while (marked(world.marker) or world.api_listens()) and time.monotonic() < deadline:
         time.sleep(0.1)
     world.left = marked(world.marker)
-    # One that hides its environment is not known to be ours, but the port is.
+    # A process that hides its environment cannot be recognised, but the port can.
     if not world.left and (address := world.api_listens()):
         world.left[0] = f"something still listens on {address}, the api's address"

@@ -1,7 +1,7 @@
 """A Kafka broker from Maven Central as a command line: KRaft, its own controller, no ZooKeeper, no container.
 
-The jars (45 files, 43 MB) are fetched by Maven once, into the user's cache folder. A broker needs 3 s of CPU until it
-answers, and 160 MB of memory.
+The jars (45 files, 43 MB) are fetched by Maven once, into the user's cache folder. A broker needs 3 s of CPU to
+start, and 160 MB of memory.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _JVM = "-Xmx256m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dorg.slf4j.simpleLogg
 def command(
     folder: Path, port: int, controllers: Sequence[int], node: int = 1, more: Mapping[str, str] | None = None
 ) -> list[str]:
-    """How to start broker `node` of as many as there are ports of `controllers`, with its data in `folder`; again, on
+    """How to start broker `node` of a cluster with one port in `controllers` for each, its data in `folder`; again on
     the same data. `more`: further settings. `Wrong` says what is missing."""
     java = shutil.which("java")
     if java is None:
@@ -56,10 +56,10 @@ def command(
         # A first member waits 3 s for others, and a dead one is noticed after 6 s at the soonest.
         "group.initial.rebalance.delay.ms": "0",
         "group.min.session.timeout.ms": "1000",
-        # For so long a killed broker is a leader, and keeps its successor on the same port from registering.
+        # How long a killed broker stays leader and keeps its successor on the same port from registering.
         "broker.session.timeout.ms": "4000",
         "broker.heartbeat.interval.ms": "500",
-        # 128 MB of the heap otherwise.
+        # Otherwise 128 MB of heap.
         "log.cleaner.dedupe.buffer.size": "2097152",
         **(more or {}),
     }

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class Unreadable(Exception):
-    """It cannot be read now: its server is away, or what is asked is wrong."""
+    """It cannot be read now: its server is down, or the query is wrong."""
 
 
 def read(probe: Probe, world: World, keys: Iterable[str]) -> dict[str, Any]:
-    """Key -> how often (or the reason, in [failures]). A key that is not in it has nothing yet."""
+    """Key -> how often (or the reason, in [failures]). A missing key has no effect yet."""
     try:
         return _READERS[probe.kind](probe, world, list(keys))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -66,14 +66,14 @@ def _redis(probe: Probe, world: World, keys: list[str]) -> dict[str, Any]:
 
         if "{key}" in probe.target:
             return {key: _amount(ask(fill(probe.target, {**world.values(), "key": key}))) for key in keys}
-        found = ask(fill(probe.target, world.values()))
-    if isinstance(found, Mapping):
-        return _rows(world, found.items())
-    return _rows(world, ((one,) for one in found or ()))
+        answer = ask(fill(probe.target, world.values()))
+    if isinstance(answer, Mapping):
+        return _rows(world, answer.items())
+    return _rows(world, ((item,) for item in answer or ()))
 
 
 def _http(probe: Probe, world: World, keys: list[str]) -> dict[str, Any]:
-    found = {}
+    counts = {}
     for key in keys:
         address = fill(probe.target, {**world.values(), "key": world.name_of(key)})
         status, body = http("GET", address, timeout=3)
@@ -81,12 +81,12 @@ def _http(probe: Probe, world: World, keys: list[str]) -> dict[str, Any]:
             continue
         if status >= 300:
             raise Unreadable(f"{probe.target}: {status}")
-        found[key] = _amount(inside(body, probe.count) if probe.count else 1)
-    return found
+        counts[key] = _amount(inside(body, probe.count) if probe.count else 1)
+    return counts
 
 
 def inside(body: bytes, where: str) -> Any:
-    """`json:a.b` -> what stands there, or None."""
+    """`json:a.b` -> its value, or None."""
     value: Any = json.loads(body)
     for part in filter(None, where.removeprefix("json:").split(".")):
         value = value.get(part) if isinstance(value, dict) else None
@@ -109,15 +109,15 @@ def _command(probe: Probe, world: World, keys: list[str]) -> dict[str, Any]:
 
 
 def _log(probe: Probe, world: World, keys: list[str]) -> dict[str, Any]:
-    lines, found = world.log_lines(), Counter[str]()
+    lines, counts = world.log_lines(), Counter[str]()
     for key in keys:
         pattern = re.compile(re.escape(probe.target).replace(r"\{key\}", re.escape(key)))
-        found[key] = sum(bool(pattern.search(line)) for line in lines)
-    return dict(found)
+        counts[key] = sum(bool(pattern.search(line)) for line in lines)
+    return dict(counts)
 
 
 def _provider(probe: Probe, world: World, keys: list[str]) -> dict[str, Any]:
-    """Of several: done when each has done it. What one of them did twice is judged there."""
+    """Of several: done when each has done it. Duplicates are judged per provider."""
     counts = [world.providers[name].counts() for name in probe.target.split()]
     return {key: min(count[key] for count in counts) for key in counts[0]}
 
@@ -177,14 +177,14 @@ def bullmq_states(world: World, keys: Iterable[str]) -> dict[str, tuple[str, str
     service = world.spec.service
     if not service.queue or world.redis is None:
         return {}
-    wanted, base, found = set(keys), f"{service.prefix}:{service.queue}", {}
+    wanted, base, result = set(keys), f"{service.prefix}:{service.queue}", {}
     with world.redis.client() as client:
         with client.pipeline(transaction=False) as batch:
             for state, command in _STATES.items():
                 batch.execute_command(command, f"{base}:{state}", 0, -1)
             members = batch.execute()
-        states = {str(one): state for state, ones in zip(_STATES, members, strict=True) for one in ones}
-        # In two round trips, whatever earlier faults left behind: this is asked again and again while they work.
+        states = {str(member): state for state, ids in zip(_STATES, members, strict=True) for member in ids}
+        # In two round trips, whatever earlier faults left behind: this is called again and again.
         names = [name for name in client.scan_iter(f"{base}:*", count=2000, _type="hash") if name != f"{base}:meta"]
         with client.pipeline(transaction=False) as batch:
             for name in names:
@@ -193,8 +193,8 @@ def bullmq_states(world: World, keys: Iterable[str]) -> dict[str, tuple[str, str
     for name, (data, opts, reason) in zip(names, jobs, strict=True):
         ident = name.removeprefix(f"{base}:")
         for key in world.keys_in(f"{ident} {data} {opts}") & wanted:
-            found[key] = (states.get(ident, "nowhere"), reason or "")
-    return found
+            result[key] = (states.get(ident, "nowhere"), reason or "")
+    return result
 
 
 _STATES = {
@@ -210,41 +210,41 @@ _STATES = {
 
 
 def queued(world: World, keys: set[str]) -> dict[str, str]:
-    """Key -> where in Redis its job still is: as BullMQ says, or where no job of the faultless run was left."""
+    """Key -> where in Redis its job still is: by BullMQ's state, or where the run without faults left no job."""
     try:
         if world.spec.service.queue:
             final = ("completed", "failed", "nowhere")
             states = bullmq_states(world, keys)
             return {key: f"BullMQ: {state}" for key, (state, _) in states.items() if state not in final}
-        found = in_redis(world, keys)
-    except Exception as error:  # whatever a Redis that just came back says
+        by_key = in_redis(world, keys)
+    except Exception as error:  # any error of a Redis that just came back
         return dict.fromkeys(keys, f"unknown: {type(error).__name__}")
     unusual = {
-        key: [place for place in places if shape(world, place) not in world.resting] for key, places in found.items()
+        key: [place for place in places if shape(world, place) not in world.resting] for key, places in by_key.items()
     }
     return {key: places[0] for key, places in unusual.items() if places}
 
 
 def in_redis(world: World, keys: set[str]) -> dict[str, list[str]]:
-    """Key -> the Redis keys in whose content its text stands: work that is not lost, only stuck."""
-    found: dict[str, list[str]] = {}
+    """Key -> the Redis keys whose content names it: work that is not lost, only stuck."""
+    by_key: dict[str, list[str]] = {}
     if world.redis is None or not keys:
-        return found
+        return by_key
     with world.redis.client() as client:
         for name in client.scan_iter(count=500):
             kind = str(client.type(name))
             command = _WHOLE.get(kind)
             content = client.execute_command(*(part.replace("NAME", name) for part in command)) if command else ""
-            # In the name alone it is a marker or a lock, not a job.
+            # Only in the name, it is a marker or a lock, not a job.
             for key in world.keys_in(str(content)) & keys:
-                found.setdefault(key, []).append(f"{kind} {name}")
+                by_key.setdefault(key, []).append(f"{kind} {name}")
     # where it waits says more than the job's own record
-    return {key: sorted(places, key=lambda place: place.startswith("hash")) for key, places in found.items()}
+    return {key: sorted(places, key=lambda place: place.startswith("hash")) for key, places in by_key.items()}
 
 
 def shape(world: World, place: str) -> str:
     """`hash rq:job:5c1…` and `hash rq:job:9e0…` are places of one kind, and so are those named by two of our keys."""
-    # First: the digits alone would make k2e86-0002 and kd2de-0004, keys of two worlds, places of two kinds.
+    # First, or keys of two worlds, such as k2e86-0002 and kd2de-0004, would be places of two kinds.
     for key in world.keys_in(place):
         place = place.replace(world.name_of(key), "*").replace(key, "*")
     return re.sub(r"[0-9a-f-]{16,}|\d+", "*", place)

@@ -1,4 +1,4 @@
-"""Child processes that never outlive the run, and signals to all that they started."""
+"""Child processes that never outlive the run, and signals to them and all they started."""
 
 import contextlib
 import fcntl
@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-# Reads "+pid", "-pid", "/folder" and at last "."; when we end, by whatever signal, its input ends and it kills what is
-# left. Without the ".", we were killed: then those that left their parent go too, known by their environment, and the
-# folders.
+# Reads "+pid", "-pid", "/folder" and finally "."; when we end, by whatever signal, its input ends and it kills what is
+# left. Without the ".", we were killed: then it also kills processes that left their parent, known by their
+# environment, and removes the folders.
 _KEEPER = """
 import glob, os, shutil, signal, subprocess, sys, time
 pids, folders, orderly = set(), [], False
@@ -81,7 +81,7 @@ class Keeper:
         self._say(f"-{pid}\n")
 
     def remove(self, folder: Path) -> None:
-        """If we are killed; who ends in an orderly way decides himself what is kept."""
+        """Only if we are killed; an orderly end decides itself what is kept."""
         self._say(f"{folder.resolve()}\n")
 
     def close(self) -> None:
@@ -99,8 +99,8 @@ class Keeper:
 
 
 class Child:
-    """A process in a session of its own. What it prints goes to `log`, by a pipe: a full disk is a fault of its own,
-    and one that prints without end must not fill ours."""
+    """A process in its own session. Its output goes to `log` through a pipe: `store-full` must not stop its logging,
+    and endless output must not fill our disk."""
 
     def __init__(
         self, keeper: Keeper, argv: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path, **options: object
@@ -124,8 +124,8 @@ class Child:
 
     def _copy(self) -> None:
         with self._process.stdout as pipe, self.log.open("ab", buffering=0) as out:
-            # A child that prints much waits for us whenever the pipe is full, and each turn of ours waits for the
-            # other threads: with 64 kB at a time a service was slowed by being watched.
+            # A child that prints much waits for us whenever the pipe is full, and we wait for our other threads: with
+            # a pipe of 64 kB, being watched slowed a service down.
             if hasattr(fcntl, "F_SETPIPE_SZ"):
                 with contextlib.suppress(OSError):
                     fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)
@@ -137,23 +137,23 @@ class Child:
     @property
     def code(self) -> int | None:
         """None while it runs; negative: the signal that ended it."""
-        found: int | None = self._process.poll()
-        if found is not None:
+        code: int | None = self._process.poll()
+        if code is not None:
             self._keeper.forget(self.pid)
-        return found
+        return code
 
     def wait(self, timeout: float) -> int | None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
-            # its last words; a child that it left behind may hold the pipe
+            # for its last lines; a child that it left behind may hold the pipe open
             self._copying.join(0.5)
         return self.code
 
     def kill(self) -> None:
-        """SIGKILL to it and all that it started, at one moment: what the end of a container does."""
+        """SIGKILL to it and all it started at once, as when a container ends."""
         if self.code is None:
             frozen: set[int] = set()
-            # Frozen first, until there are no new ones: none does a thing more after the others died.
+            # Frozen first, until there are no new ones: none can act after others have died.
             while new := set(family(self.pid)) - frozen:
                 send(new, signal.SIGSTOP)
                 frozen |= new
@@ -161,7 +161,7 @@ class Child:
             self.wait(10)
 
     def said(self, text: str, offset: int) -> bool:
-        """Does the log hold this, within a megabyte behind `offset`?"""
+        """Does the log hold this, within a megabyte after `offset`?"""
         with contextlib.suppress(OSError), self.log.open("rb") as log:
             log.seek(offset)
             return text.encode() in log.read(2**20)
@@ -176,11 +176,11 @@ class Child:
 
 
 class _Shown(dict[int, str]):
-    """For `str.translate`: each character is judged once, not each time that it is printed."""
+    """For `str.translate`: each character is judged only once."""
 
     def __missing__(self, code: int) -> str:
-        one = chr(code)
-        self[code] = shown = one if one.isprintable() or one in "\n\t" else "?"
+        char = chr(code)
+        self[code] = shown = char if char.isprintable() or char in "\n\t" else "?"
         return shown
 
 
@@ -188,7 +188,7 @@ _SHOWN = _Shown()
 
 
 def printable(text: str) -> str:
-    """What a terminal would obey, or XML refuse, as a question mark."""
+    """Characters that a terminal would obey, or XML refuse, as question marks."""
     return text.translate(_SHOWN)
 
 
@@ -203,39 +203,39 @@ def family(pid: int) -> list[int]:
     below: dict[int, list[int]] = {}
     for child, parent in _parents():
         below.setdefault(parent, []).append(child)
-    found = [pid]
-    for one in found:
-        found += below.get(one, [])
-    return found
+    pids = [pid]
+    for member in pids:
+        pids += below.get(member, [])
+    return pids
 
 
 def _parents() -> list[tuple[int, int]]:
     if Path("/proc/self/stat").exists():
-        found = []
+        pairs = []
         for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
                 fields = path.read_text().rpartition(")")[2].split()
                 if fields[0] not in "ZX":
-                    found.append((int(path.parent.name), int(fields[1])))
-        return found
+                    pairs.append((int(path.parent.name), int(fields[1])))
+        return pairs
     rows = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
     return [(int(pid), int(parent)) for pid, parent in (row.split() for row in rows.splitlines())]
 
 
 def alive(pid: int) -> bool:
-    return any(pid == one for one, _ in _parents())
+    return any(pid == known for known, _ in _parents())
 
 
 def marked(marker: str) -> dict[int, str]:
-    """Living processes whose environment holds `marker`, also those that left their parent (Linux only)."""
-    found = {}
+    """Living processes whose environment holds `marker`, even if they left their parent (Linux only)."""
+    processes = {}
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if marker.encode() in path.read_bytes():
                 command = (path.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 if command:  # a zombie has none
-                    found[int(path.parent.name)] = command
-    return found
+                    processes[int(path.parent.name)] = command
+    return processes
 
 
 def owner(port: int, pids: Iterable[int]) -> int | None:
@@ -275,7 +275,7 @@ def memory_mb(pids: Iterable[int]) -> float:
 
 
 def free_port() -> int:
-    """Below the ephemeral range: while its server is down, no outgoing connection can be given it."""
+    """Below the ephemeral range: while its server is down, no outgoing connection can take it."""
     for _ in range(200):
         port = random.SystemRandom().randrange(20_000, 32_000)
         with socket.socket() as probe:

@@ -1,7 +1,7 @@
-"""The HTTP providers that we play, and that misbehave: every call is logged with its time, key, effect and answer.
+"""Played HTTP providers that misbehave: every call is logged with its time, key, effect and answer.
 
-An answer that is `lost` comes after the effect: the connection is cut. A request takes effect in the middle of its
-latency and also when the caller has gone, as with real providers. `429`, `500` and `hang` have no effect.
+A `lost` answer has had its effect: the connection is cut afterwards. A request takes effect halfway through its
+latency, even if the caller is gone, as with real providers. `429`, `500` and `hang` have no effect.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _REASONS = {200: "OK", 201: "Created", 202: "Accepted", 204: "No Content", 404: 
 
 @dataclass
 class Call:
-    """One request that came in. `subject`: whom it is about; `idempotency`: the key that it carried."""
+    """One request. `subject`: what it is about; `idempotency`: the key that it carried."""
 
     at: float
     route: Route | None
@@ -43,7 +43,7 @@ class Call:
 
     @property
     def thing(self) -> str:
-        """What it is that may be made once for a job: `k1-0001/a` and `k1-0001/b` are two, where the file says so."""
+        """What may be made once for a job: `k1-0001/a` and `k1-0001/b` are two things if the file says so."""
         return self.subject if self.route and self.route.several else ""
 
     @property
@@ -61,7 +61,7 @@ class _Request:
     path: dict[str, str] = field(default_factory=dict)
 
     def pick(self, source: str) -> str:
-        """`json:a.b`, `header:X`, `path:id`, `query:ref`, `form:ref` -> what stands there, or nothing."""
+        """`json:a.b`, `header:X`, `path:id`, `query:ref`, `form:ref` -> its value, or empty."""
         kind, _, name = source.partition(":")
         if not source:
             return ""
@@ -72,16 +72,16 @@ class _Request:
         if kind in ("query", "form"):
             text = urlsplit(self.target).query if kind == "query" else self.body.decode(errors="replace")
             return next(iter(parse_qs(text).get(name, [])), "")
-        found: Any = None
+        value: Any = None
         with contextlib.suppress(ValueError):
-            found = json.loads(self.body or b"null")
+            value = json.loads(self.body or b"null")
         for part in name.split(".") if name else []:
-            found = found.get(part) if isinstance(found, dict) else None
-        return "" if found is None else str(found)
+            value = value.get(part) if isinstance(value, dict) else None
+        return "" if value is None else str(value)
 
 
 class PlayedProvider:
-    """Each of `scripts` may name the answer of a call; `on_effect(call)` is True when the caller is gone now."""
+    """Each of `scripts` may name the answer to a call; `on_effect(call)` is True if the caller is gone."""
 
     def __init__(
         self, provider: Provider, timeline: Timeline, seed: int, key_of: Callable[[str], str], scale: float
@@ -90,12 +90,12 @@ class PlayedProvider:
         self.scripts: list[Callable[[Call], str | None]] = []
         self.on_effect: Callable[[Call], bool] | None = None
         self.in_flight = 0
-        self.linger = 0.0  # about so much longer takes every call, to be hit in the middle
+        self.linger = 0.0  # about how much longer every call takes, to be hit in the middle
         self._routes = [(route, _pattern(route.path)) for route in provider.routes]
         self._timeline, self._seed, self._key_of, self._scale = timeline, seed, key_of, scale
         self._applied: dict[tuple[str, str], float] = {}  # (route, idempotency key) -> when
         self._results: dict[tuple[str, str], Any] = {}
-        self._made: dict[str, list[Any]] = {}  # subject, or idempotency key -> what it was answered with, each time
+        self._made: dict[str, list[Any]] = {}  # subject, or idempotency key -> its answers
         self._tries: Counter[str] = Counter()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"provider {self.name}", daemon=True)
@@ -109,17 +109,17 @@ class PlayedProvider:
         return [call for call in self.calls if call.effect and call.key == key]
 
     def unanswered(self, key: str) -> bool:
-        """Was the last that it sold for this key never heard of by the buyer?"""
+        """Did the caller never get the last answer for this key?"""
         calls = [call for call in self.calls if call.key == key]
         return bool(calls) and calls[-1].answer in ("lost", "cut")
 
     def counts(self) -> Counter[str]:
-        """Of the effect that was made most often, per key."""
-        found = Counter[str]()
+        """Key -> how often its most frequent effect was made."""
+        counts = Counter[str]()
         made = Counter((call.key, call.thing) for call in self.calls if call.effect and call.key)
         for (key, _), count in made.items():
-            found[key] = max(found[key], count)
-        return found
+            counts[key] = max(counts[key], count)
+        return counts
 
     def start(self) -> None:
         self._thread.start()
@@ -168,14 +168,14 @@ class PlayedProvider:
         )
         self.calls.append(call)
         if route is None:
-            return self._said(call, "404", _response(404, {"error": f"no route for {line}"}))
+            return self._sent(call, "404", _response(404, {"error": f"no route for {line}"}))
         if route.lookup:
-            found = self._made.get(subject, []) if subject else []
+            results = self._made.get(subject, []) if subject else []
             if route.reply is not None:
-                answer = _response(200, _listed(route.reply, found))
+                answer = _response(200, _listed(route.reply, results))
             else:
-                answer = _response(200, found[-1]) if found else _response(404, {"error": "not found"})
-            return self._said(call, "found" if found else "not found", answer)
+                answer = _response(200, results[-1]) if results else _response(404, {"error": "not found"})
+            return self._sent(call, "found" if results else "not found", answer)
         call.answer = next(filter(None, (script(call) for script in self.scripts)), "ok")
         if call.answer == "mix":
             call.answer = self._mixed(route, call)
@@ -183,18 +183,18 @@ class PlayedProvider:
 
     async def _perform(self, route: Route, call: Call) -> bytes | None:
         spread = random.Random(f"{self._seed} latency {call.subject} {len(self.calls)}")
-        # Not all equally: the first one's end is to find others at work.
+        # Not equal: when the first ends, others must still be at work.
         pause = spread.uniform(*route.latency) + spread.uniform(0.4, 2) * self.linger
         if call.answer == "hang":
             await asyncio.sleep(HANG * self._scale)
-            return self._said(call, "no answer", None)
+            return self._sent(call, "no answer", None)
         if call.answer == "slow":
             pause += SLOW * self._scale
         await asyncio.sleep(pause / 2)
         if call.answer.isdigit():
             status = int(call.answer)
             headers = {"Retry-After": f"{route.retry_after:g}"} if status in (429, 503) else {}
-            return self._said(call, call.answer, _response(status, {"error": call.answer}, headers))
+            return self._sent(call, call.answer, _response(status, {"error": call.answer}, headers))
         result = self._apply(route, call)
         if self.on_effect is not None and call.effect and self.on_effect(call):
             call.answer, call.done_at = "cut", self._timeline.now()
@@ -212,12 +212,12 @@ class PlayedProvider:
         if call.idempotency and fresh:
             self._timeline.add("call", f"{call.line} again under the same key, not repeated", call.key)
             return self._results[known]
-        ident = f"{self.name}-{sum(one.effect for one in self.calls) + 1:05d}"
+        ident = f"{self.name}-{sum(past.effect for past in self.calls) + 1:05d}"
         values = {"id": ident, "subject": call.subject, "key": call.idempotency}
         result = {"id": ident, "status": "ok"} if route.reply is None else fill_all(route.reply, values)
         call.effect = bool(route.effect)
         self._results[known] = result
-        # looked up by the one or by the other
+        # looked up by either
         for name in {call.subject, call.idempotency} - {""}:
             self._made.setdefault(name, []).append(result)
         self._applied[known] = time.monotonic()
@@ -226,7 +226,7 @@ class PlayedProvider:
         return result
 
     def _mixed(self, route: Route, call: Call) -> str:
-        """By seed, subject and number of the try: the same in every run, in whatever order the calls come."""
+        """By seed, subject and number of the try: the same in every run, whatever the order of calls."""
         self._tries[call.subject] += 1
         at = random.Random(f"{self._seed} {self.name} {call.subject} {self._tries[call.subject]}").random()
         for answer, share in route.answers:
@@ -235,7 +235,7 @@ class PlayedProvider:
                 return answer
         return "ok"
 
-    def _said(self, call: Call, text: str, answer: bytes | None) -> bytes | None:
+    def _sent(self, call: Call, text: str, answer: bytes | None) -> bytes | None:
         call.answer, call.done_at = text, self._timeline.now()
         self._timeline.add("call", f"{call.line} -> {text}", call.key)
         return answer
@@ -243,18 +243,18 @@ class PlayedProvider:
     def _route(self, request: _Request) -> Route | None:
         path = urlsplit(request.target).path
         for route, pattern in self._routes:
-            if route.method == request.method and (found := pattern.fullmatch(path)):
-                request.path = {name: unquote(value) for name, value in found.groupdict().items()}
+            if route.method == request.method and (match := pattern.fullmatch(path)):
+                request.path = {name: unquote(value) for name, value in match.groupdict().items()}
                 return route
         return None
 
 
-def _listed(reply: Any, found: list[Any]) -> Any:
+def _listed(reply: Any, results: list[Any]) -> Any:
     """`{ data = ["{found}"] }` -> all that was found, in that place."""
     if isinstance(reply, Mapping):
-        return {name: _listed(one, found) for name, one in reply.items()}
+        return {name: _listed(item, results) for name, item in reply.items()}
     if isinstance(reply, list):
-        return [one for part in reply for one in (found if part == "{found}" else [_listed(part, found)])]
+        return [item for part in reply for item in (results if part == "{found}" else [_listed(part, results)])]
     return reply
 
 

@@ -1,4 +1,4 @@
-"""A run: the set-up is tried without a fault, then each fault in a world of its own, several at a time."""
+"""A run: the set-up is tried without a fault, then each fault in its own world, several at a time."""
 
 import concurrent.futures
 import math
@@ -24,11 +24,11 @@ NOT_QUICK = "not with --quick"
 KILLS = ("kill-at-effect", "kill-at-commit", "kill-random")
 NO_REDIS, UNUSED = "no Redis", "the service does not use Redis"
 
-# Worlds that only wait for a recovery, beside those at work.
+# Worlds that only wait for a recovery, besides those at work.
 WAITING = 4
-# Without any fault a submit may take its time: no promise is about that.
+# Without a fault a submit may take long: no promise covers that.
 PATIENT = 30.0
-# What the try without a fault takes of a minute; the rest of a slow one is added, or no fault would come.
+# Seconds of the minute for the try without a fault; what it takes beyond is added, or no fault would run.
 TRIED = 8.0
 
 
@@ -55,7 +55,7 @@ class Card:
     seconds: float
     rows: list[Row] = field(default_factory=list)
     evidence: str = ""
-    stack: str = ""  # whose page tells how to mend it there
+    stack: str = ""  # whose page says how to fix it
     command: str = "queuesmith prove"  # that was typed
 
     @property
@@ -64,12 +64,12 @@ class Card:
 
     @property
     def rest(self) -> list[str]:
-        """What was to be run and was not, or not to its end."""
+        """Faults that should have run and did not, or not to the end."""
         return [row.fault for row in self.rows if row.verdict == "unclear" or row.measured in (TIME_UP, NOT_QUICK)]
 
     @property
     def proved(self) -> bool:
-        """Did any fault, beside `none`, hit something?"""
+        """Did any fault except `none` hit something?"""
         return any(
             row.verdict in ("held", "broken") and row.fault in FAULTS and row.fault != "none" for row in self.rows
         )
@@ -120,32 +120,32 @@ class _Run:
         return time.monotonic() - self.began - self._slow
 
     def close(self) -> None:
-        """However it ended: nobody waits, nothing is left."""
+        """Ends all waiting and leaves nothing behind."""
         self.crowd.over.set()
         for world in list(self._open):
             world.close()
 
     def _time_up(self) -> None:
-        """Who is still at work is stopped, and has not been run; the others are judged by what was seen."""
+        """Worlds still at work are stopped and count as not run; the others are judged by what was seen so far."""
         self.crowd.over.set()
         for world in list(self._open):
             if world not in self._struck:
                 world.close()
 
-    # one fault after the other, each in a world of its own
+    # faults, each in its own world
 
     def faults(self) -> list[Row]:
         spec, only = self.spec, self.options.only
         chosen = [fault for name, fault in FAULTS.items() if name != "none" and (not only or name in only)]
         rows = {"none": self._try(FAULTS["none"])}
-        # A minute is little: what a slow machine took for that is not counted.
+        # A minute is short: what a slow machine took for that is not counted.
         self._slow = max(0.0, self.gone - TRIED) if self.options.quick else 0.0
         able = [fault.name for fault in chosen if not self._left_out(fault)]
         self._of = len(able)
         self._first = [name for name in KILLS if name in able][:1] + ["twice"] * ("twice" in able)
         # Then those that mostly wait: others work meanwhile.
         order = [FAULTS[name] for name in self._first]
-        order += sorted((one for one in chosen if one not in order), key=lambda fault: fault.seconds(spec) < 30)
+        order += sorted((fault for fault in chosen if fault not in order), key=lambda fault: fault.seconds(spec) < 30)
         with concurrent.futures.ThreadPoolExecutor(self._threads, "fault") as pool:
             futures = {pool.submit(self._one, fault, turn): fault for turn, fault in enumerate(order)}
             try:
@@ -154,11 +154,11 @@ class _Run:
                     if not only and self.gone > self.options.budget + LATEST and not self.crowd.over.is_set():
                         self._time_up()
                     done, waiting = concurrent.futures.wait(waiting, 0.2, "FIRST_EXCEPTION")
-                    rows.update({futures[one].name: one.result() for one in done})
+                    rows.update({futures[future].name: future.result() for future in done})
             except BaseException:
                 self.close()
-                for one in futures:
-                    one.cancel()
+                for future in futures:
+                    future.cancel()
                 raise
         return [rows[name] for name in FAULTS if name in rows]
 
@@ -167,7 +167,7 @@ class _Run:
         if not why:
             try:
                 with self.crowd.place(turn):
-                    # it may have waited long for its place
+                    # it may have waited long
                     why = self._too_late(fault)
                     if not why:
                         self._say(f"{fault.name}: {fault.does}", self._done + 1, self._of)
@@ -180,7 +180,7 @@ class _Run:
                         except BaseException:
                             self._shut(world, keep=False)
                             raise
-            except Exception:  # whatever it met when its world was closed
+            except Exception:  # any error of a closed world
                 if not self.crowd.over.is_set():
                     raise
                 why = TIME_UP
@@ -190,14 +190,14 @@ class _Run:
         row = None
         try:
             row = self._judged(world, batch, fault)
-            if row.verdict == "hit nothing" and self.crowd.over.is_set():  # it was still at it when the run ended
+            if row.verdict == "hit nothing" and self.crowd.over.is_set():  # still striking when the run ended
                 return Row(fault.name, fault.does, "not run", TIME_UP)
             return row
         finally:
             self._shut(world, keep=self.options.keep or (row is not None and row.verdict == "broken"))
 
     def _try(self, fault: Fault) -> Row:
-        """Without any fault. What it shows of the machine's speed is allowed for in the others."""
+        """Without any fault. The speed that it measures is allowed for in the others."""
         self._say("starting", 0, 1)
         world = self._open_world(fault.name)
         world.normal = PATIENT
@@ -233,13 +233,13 @@ class _Run:
         return invariants.judge(world, batch, fault)
 
     def _patience(self, since: float, world: World, least: float = 0.0) -> float:
-        """Until the promised recovery is over, or the run's time."""
+        """Seconds until the promised recovery, or the run's time, is over."""
         promised = since + max(self.spec.promises.recovery, least) + world.warmup - world.timeline.now()
         left = self.options.budget - self.gone if not self.options.only else promised
         return max(0.0, min(promised, left))
 
     def _left_out(self, fault: Fault) -> str:
-        """Why this fault does not come."""
+        """Why this fault is not run."""
         if why := fault.needs(self.spec):
             return why
         if fault.name.startswith("redis-") and self.server == NO_REDIS:
@@ -252,7 +252,7 @@ class _Run:
         if self.options.only or fault.name in self._first:
             return ""
         warmup = self._baseline.warmup if self._baseline else 0.0
-        # A service that keeps its promises needs no more; of another the card says that it is unclear.
+        # A service that keeps its promises needs no more; for another the card says unclear.
         tail = min(self.spec.promises.recovery, 2.0 if self.options.quick else 10.0)
         late = self.gone + fault.seconds(self.spec) + warmup + tail > self.options.budget
         return TIME_UP if late else ""
@@ -289,7 +289,7 @@ class _Run:
                         _check_baseline(world, batch)
                         if world.redis and not world.redis.connected():
                             self.server = NO_REDIS
-                            possible = [one for one in possible if not one.name.startswith("redis-")]
+                            possible = [fault for fault in possible if not fault.name.startswith("redis-")]
             self._echo(world)
             _last_look(world)
             invariants.end(world)
@@ -333,7 +333,7 @@ class _Run:
             shutil.rmtree(world.folder, ignore_errors=True)
 
     def _echo(self, world: World) -> None:
-        """A duplicate comes late, when a lock runs out; work of a quick run may still be on its way."""
+        """Wait for late duplicates, when a lock runs out, and for work still under way."""
         last = max(batch.over for batch in world.batches)
         again = self.spec.service.redelivery
         most = 15.0 if self.options.quick else max(60.0, again)
@@ -359,7 +359,7 @@ def _strike(world: World, fault: Fault) -> Batch:
 
 
 def _merged(done: Sequence[tuple[Batch, Fault]]) -> list[tuple[Batch, Fault]]:
-    """The batches of a soak that are worth a line each: the faults, and all the calm ones as one."""
+    """One batch of a soak for each line of the card: the faults, and all calm ones merged."""
     calm = [batch for batch, fault in done if fault.name == "none"]
     first = calm[0]
     for batch in calm[1:]:
@@ -370,16 +370,16 @@ def _merged(done: Sequence[tuple[Batch, Fault]]) -> list[tuple[Batch, Fault]]:
 
 
 def _check_baseline(world: World, batch: Batch) -> None:
-    """Without any fault nothing happens: then it is not the service that is to be judged."""
+    """Wrong if nothing happens without any fault: then the set-up is at fault, not the service."""
     if not batch.expected():
-        said = next((job.said.strip() for job in batch.jobs.values() if job.said), "it said nothing")
-        raise Wrong(f"`submit` was refused, without any fault: {said[-600:]}{world.spec.line('service.submit')}")
+        answer = next((job.said.strip() for job in batch.jobs.values() if job.said), "it said nothing")
+        raise Wrong(f"`submit` was refused, without any fault: {answer[-600:]}{world.spec.line('service.submit')}")
     if any(job.count for job in batch.expected()):
         _learn_places(world, set(batch.jobs))
         return
     tails = "\n".join(f"{slot.name}: {world.service.tail(slot)}" for slot in world.service.all()[:3])
     read = f" It cannot be read: {world.unreadable}." if world.unreadable else ""
-    unknown = {call.line for one in world.providers.values() for call in one.calls if call.route is None}
+    unknown = {call.line for provider in world.providers.values() for call in provider.calls if call.route is None}
     asked = f" Calls that no route answers: {', '.join(sorted(unknown))}." if unknown else ""
     raise Wrong(
         f"without any fault, {len(batch.expected())} jobs were taken and [effect] shows none of them after "
@@ -389,11 +389,11 @@ def _check_baseline(world: World, batch: Batch) -> None:
 
 
 def _learn_places(world: World, keys: set[str]) -> None:
-    """Where in Redis a job stays that was done without any fault: found twice, a second apart."""
+    """Where in Redis jobs stay that were done without any fault: seen twice, a second apart."""
     before: set[str] | None = None
     for _ in range(10):
-        found = probes.in_redis(world, keys).values()
-        places = {probes.shape(world, place) for ones in found for place in ones}
+        lists = probes.in_redis(world, keys).values()
+        places = {probes.shape(world, place) for listed in lists for place in listed}
         if places == before:
             break
         before = places
@@ -402,7 +402,7 @@ def _learn_places(world: World, keys: set[str]) -> None:
 
 
 def _last_look(world: World) -> None:
-    """What is done by now, and what is done but still on a queue, so that it will run again."""
+    """Note what is done by now, and what is done but still queued, so that it will run again."""
     keys = {key for batch in world.batches for key in batch.jobs}
     queued = probes.queued(world, keys)
     world.look()

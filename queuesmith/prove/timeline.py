@@ -1,4 +1,4 @@
-"""What happened, in one order: signals, submits, calls of the providers, effects, log lines, starts and ends."""
+"""What happened, in order: signals, submits, calls to providers, effects, log lines, starts and ends."""
 
 import json
 import threading
@@ -38,8 +38,8 @@ class Timeline:
 
     def events(self, *kinds: str, since: float = 0) -> list[Event]:
         with self._lock:
-            found = [event for event in self._events if event.at >= since and (not kinds or event.kind in kinds)]
-        return sorted(found, key=lambda event: event.at)
+            events = [event for event in self._events if event.at >= since and (not kinds or event.kind in kinds)]
+        return sorted(events, key=lambda event: event.at)
 
     def story(self, key: str, most: int = 7) -> str:
         """The shortest account of one key: what was done for it, and the faults in between."""
@@ -50,13 +50,13 @@ class Timeline:
         faults = self.events("fault", since=first)
         done = sum(event.kind in ("call", "effect") for event in own)
         after = [event for event in faults if event.at > last and done < 2][:1]
-        told = sorted([*own, *(event for event in faults if event.at <= last), *after], key=lambda event: event.at)
-        sent = [event for event in told if event.kind == "submit"]
+        events = sorted([*own, *(event for event in faults if event.at <= last), *after], key=lambda event: event.at)
+        sent = [event for event in events if event.kind == "submit"]
         if len(sent) > 2:
-            told = [event for event in told if event not in sent[1:]]
-        if len(told) > most:
-            told = [*told[: most - 2], *told[-2:]]
-        parts = [f"{event.text} at {event.at:.2f} s" for event in told]
+            events = [event for event in events if event not in sent[1:]]
+        if len(events) > most:
+            events = [*events[: most - 2], *events[-2:]]
+        parts = [f"{event.text} at {event.at:.2f} s" for event in events]
         if len(sent) > 2:
             parts.insert(0, f"sent {len(sent)} times")
         if not any(event.kind in ("effect", "call") for event in own):

@@ -1,6 +1,6 @@
-"""The world of one fault: servers, providers and service of its own, the keys that were sent, and what became of each.
+"""The world of one fault: its own servers, providers and service, the keys that were sent, and what became of each.
 
-Every fault has a world to itself: what one leaves behind, no other finds, and several can run at a time.
+Every fault has a world to itself: no fault finds what another left behind, and several can run at a time.
 """
 
 import concurrent.futures
@@ -29,14 +29,14 @@ from .service import ServiceRunner
 from .spec import SERVERS, Command, Spec, Submit, Wrong, fill, fill_all
 from .timeline import Event, Timeline
 
-# Seconds after the run's time within which everything is ended.
+# Seconds for ending everything after the run's time.
 LATEST = 4.0
 _ERRORS = re.compile(r"error|fail|exception|dead|refus|reject|gave up|invalid", re.IGNORECASE)
 
 
 @dataclass
 class Job:
-    """A key that was sent, once or more. `expects`: done, or failed; `over`: when the fault that it met had ended;
+    """A key that was sent, once or more. `expects`: done, or failed; `over`: when its fault had ended;
     `seen`: when each effect was first seen; `unseen`: when a look last found none."""
 
     key: str
@@ -55,7 +55,7 @@ class Job:
 
 @dataclass
 class Batch:
-    """What was sent under one fault. `over`: when the fault ended, from which recovery is counted."""
+    """What was sent under one fault. `over`: when the fault ended; recovery is counted from there."""
 
     fault: str
     jobs: dict[str, Job] = field(default_factory=dict)
@@ -72,13 +72,13 @@ class Batch:
         self.broken.append((invariant, measured))
 
     def end_fault(self, now: float) -> None:
-        """Recovery is counted from here, for the jobs sent so far; a fault may come again, with others."""
+        """Recovery is counted from here for the jobs sent so far; the fault may come again, with others."""
         self.over = now
         for job in self.jobs.values():
             job.over = job.over or now
 
     def expected(self) -> list[Job]:
-        """Those that were taken: something must come of them."""
+        """Those that were taken, which must end visibly."""
         return [job for job in self.jobs.values() if job.accepted]
 
     def open(self) -> list[Job]:
@@ -86,7 +86,7 @@ class Batch:
 
 
 class Aborted(Exception):
-    """The run is over, by Ctrl-C or by a set-up that is wrong: whatever waits ends."""
+    """The run is over, by Ctrl-C or a wrong set-up: all waiting ends."""
 
 
 class Crowd:
@@ -99,7 +99,7 @@ class Crowd:
 
     @contextlib.contextmanager
     def place(self, turn: int = 0) -> Iterator[None]:
-        """Who has the lowest `turn` comes first."""
+        """The lowest `turn` comes first."""
         self._take(turn)
         try:
             self.check()
@@ -109,9 +109,9 @@ class Crowd:
 
     @contextlib.contextmanager
     def aside(self, *, punctual: bool = False) -> Iterator[None]:
-        """For one that has a place and is to wait: another may work meanwhile.
+        """Give up the place while waiting: another world may work meanwhile.
 
-        `punctual`: it comes back at once, and there is one too many then.
+        `punctual`: come back at once, even if that makes one too many.
         """
         self._leave()
         try:
@@ -142,10 +142,10 @@ class Crowd:
 
 
 class World:
-    """`ends`: when the run's time is up, nothing more is waited for.
+    """`ends`: when the run's time is up; nothing is waited for after that.
 
-    `warmup`: how long the service took from its start to its first effect, without any fault, and `normal`:
-    how long its submit took. On a crowded machine that can be seconds, which no promise is about."""
+    Without any fault, `warmup` is how long the service took from its start to its first effect, and `normal` how
+    long its submit took. On a crowded machine both can be seconds, which no promise covers."""
 
     def __init__(
         self,
@@ -194,15 +194,16 @@ class World:
             self.keeper.close()
             raise
         self.providers = {
-            one.name: PlayedProvider(one, self.timeline, seed, self.key_of, self.scale) for one in spec.providers
+            provider.name: PlayedProvider(provider, self.timeline, seed, self.key_of, self.scale)
+            for provider in spec.providers
         }
         self.service = ServiceRunner(spec, self.keeper, self.timeline, folder / "logs", self.environment, self.values)
         self._submitters = concurrent.futures.ThreadPoolExecutor(24, "submit")
 
     @property
     def servers(self) -> dict[str, Server]:
-        found: dict[str, Server | None] = {name: getattr(self, name) for name in SERVERS}
-        return {name: server for name, server in found.items() if server is not None}
+        servers: dict[str, Server | None] = {name: getattr(self, name) for name in SERVERS}
+        return {name: server for name, server in servers.items() if server is not None}
 
     @property
     def broker(self) -> Server | None:
@@ -215,16 +216,16 @@ class World:
         for provider in self.providers.values():
             provider.start()
         if self.spec.service.setup:
-            code, said = self.run(self.spec.service.setup, 120)
+            code, output = self.run(self.spec.service.setup, 120)
             if code:
-                raise Wrong(f"`setup` failed with {code}{self.spec.line('service.setup')}: {said.strip()[-600:]}")
+                raise Wrong(f"`setup` failed with {code}{self.spec.line('service.setup')}: {output.strip()[-600:]}")
         began = time.monotonic()
         self.service.start(resting=resting)
-        # The machine may be slower by now: who is killed will take as long to come back.
+        # The machine may be slower by now: a killed process takes as long to come back.
         self.warmup = max(self.warmup, time.monotonic() - began)
 
     def close(self) -> None:
-        self._closed = True  # or those that wait to send would go on, longer than the run
+        self._closed = True  # or waiting senders would outlive the run
         with contextlib.suppress(Exception):
             self.service.close()
         self._submitters.shutdown(wait=False, cancel_futures=True)
@@ -258,7 +259,7 @@ class World:
     def environment(self, instance: int = 1) -> dict[str, str]:
         values = self.values(instance)
         folder = self.spec.folder
-        # What the project brings along is found first, what runs this command last.
+        # The project's own programs are found first, those of this command's Python last.
         own = [path for path in (folder / ".venv" / "bin", folder / "node_modules" / ".bin") if path.is_dir()]
         paths = [*own, os.environ.get("PATH", ""), Path(sys.executable).parent]
         marker, _, run = self.marker.partition("=")
@@ -274,14 +275,14 @@ class World:
     # keys
 
     def keys_in(self, text: str) -> set[str]:
-        """The keys that stand in this text, as themselves or as what the service calls them."""
-        own = {self._own_ids[one] for one in self._own_pattern.findall(text) if one in self._own_ids}
+        """The keys in this text, as they are or as the service calls them."""
+        own = {self._own_ids[ident] for ident in self._own_pattern.findall(text) if ident in self._own_ids}
         return own | {key for key in self._key_pattern.findall(text) if key in self._known}
 
     def key_of(self, text: str) -> str:
-        """The first key that stands in this text; nothing if there is none of ours."""
-        if self._own_ids and (found := self.keys_in(text)):
-            return min(found)
+        """The first of our keys in this text; empty if there is none."""
+        if self._own_ids and (keys := self.keys_in(text)):
+            return min(keys)
         return next((key for key in self._key_pattern.findall(text) if key in self._known), "")
 
     def name_of(self, key: str) -> str:
@@ -289,7 +290,7 @@ class World:
         return next((own for own, known in self._own_ids.items() if known == key), key)
 
     def called(self, key: str, own: str) -> None:
-        """The service has an id of its own for this key."""
+        """The service has its own id for this key."""
         self._own_ids[own] = key
         self._own_pattern = next((shape for shape in _SHAPES if shape.fullmatch(own)), re.compile(r"[\w.:-]+"))
 
@@ -308,9 +309,9 @@ class World:
     def submit_later(
         self, jobs: Iterable[Job], how: Submit | None = None, *, one_by_one: int = 0
     ) -> Callable[[], None]:
-        """Send each one in the background; what is returned waits for the answers.
+        """Send each one in the background; the returned function waits for the answers.
 
-        A command that takes {keys} gets all of them at once, unless `one_by_one` says how many are to be under way.
+        A command that takes {keys} gets all of them at once, unless `one_by_one` says how many to send at a time.
         """
         how, jobs = how or self.spec.service.submit, list(jobs)
         together = isinstance(how, Command) and "{keys}" in how.words and not one_by_one
@@ -339,8 +340,8 @@ class World:
         values = {**self.values(), "key": jobs[0].key}
         if isinstance(how, Command):
             keys = [job.key for job in jobs]
-            words = [one for word in how.words for one in (keys if word == "{keys}" else [word])]
-            code, said = self._run(Command(tuple(words)), values, limit + 5 + 2 * self.normal)
+            words = [part for word in how.words for part in (keys if word == "{keys}" else [word])]
+            code, output = self._run(Command(tuple(words)), values, limit + 5 + 2 * self.normal)
             taken, answer = code == 0, b""
         else:
             try:
@@ -351,9 +352,9 @@ class World:
                     fill_all(how.json, values),
                     limit + 5,
                 )
-                taken, said = status < 300, f"{status} {answer[:200].decode(errors='replace')}"
+                taken, output = status < 300, f"{status} {answer[:200].decode(errors='replace')}"
             except (OSError, ValueError) as error:
-                taken, said = False, str(error)
+                taken, output = False, str(error)
             if taken and how.id and (own := probes.inside(answer, how.id)):
                 self.called(jobs[0].key, own)
         took = time.monotonic() - began
@@ -362,11 +363,11 @@ class World:
             job.at = job.at or self.timeline.now()
             job.accepted |= taken
             job.refused |= not taken
-            job.said = job.said if taken else said
-            self.timeline.add("submit", "sent" if taken else f"refused when sent ({_last(said)})", job.key, sent)
+            job.said = job.said if taken else output
+            self.timeline.add("submit", "sent" if taken else f"refused when sent ({_last(output)})", job.key, sent)
 
     def run(self, command: Command, limit: float) -> tuple[int, str]:
-        """A command of the file -> its exit code, and what it said."""
+        """A command of the file -> its exit code and output."""
         return self._run(command, {}, limit)
 
     def _run(self, command: Command, values: Mapping[str, object], limit: float) -> tuple[int, str]:
@@ -375,8 +376,10 @@ class World:
         try:
             child = Child(self.keeper, words, log, self.environment(), self.spec.folder)
         except OSError as error:
-            told = vars(self.spec.service).items()
-            key = next(name for name, one in told if isinstance(one, Command) and one.words[0] == command.words[0])
+            settings = vars(self.spec.service).items()
+            key = next(
+                name for name, value in settings if isinstance(value, Command) and value.words[0] == command.words[0]
+            )
             raise Wrong(f"cannot run {words[0]}: {error.strerror}{self.spec.line(f'service.{key}')}") from None
         try:
             code = child.wait(0 if self._closed else limit)
@@ -393,14 +396,14 @@ class World:
         """Read the effects, and note what is new."""
         began = self.timeline.now()
         try:
-            found = probes.read(self.spec.effect, self, self._known)
+            counts = probes.read(self.spec.effect, self, self._known)
             self.unreadable = ""
         except Unreadable as error:
             self.unreadable = str(error)
             return
         now = self.timeline.now()
         for key, job in self._known.items():
-            count = int(found.get(key, 0) or 0)
+            count = int(counts.get(key, 0) or 0)
             if count > job.count:
                 if self.spec.effect.kind != "provider":
                     new = count - job.count
@@ -418,34 +421,34 @@ class World:
             self.timeline.add("effect", f"failed visibly ({reason[:80]})", key)
 
     def failures(self, keys: set[str]) -> dict[str, str]:
-        """Key -> the reason that can be read: where the file says, in BullMQ's failed set, else in the logs.
+        """Key -> its visible reason: where the file says, in BullMQ's failed set, else in the logs.
 
-        Not in the logs where one of those is known: a job that prints its error and counts as completed has not failed
-        visibly.
+        Not in the logs if one of the former is known: a job that prints its error and counts as completed has not
+        failed visibly.
         """
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         if not keys:
-            return found
-        with contextlib.suppress(Exception):  # Redis may be away
+            return reasons
+        with contextlib.suppress(Exception):  # Redis may be down
             states = probes.bullmq_states(self, keys)
-            found |= {key: reason for key, (state, reason) in states.items() if state == "failed" and reason}
+            reasons |= {key: reason for key, (state, reason) in states.items() if state == "failed" and reason}
         if self.spec.failures:
             with contextlib.suppress(Unreadable):
                 read = probes.read(self.spec.failures, self, keys)
-                found |= {key: f"in [failures]: {value}" for key, value in read.items() if value and key in keys}
+                reasons |= {key: f"in [failures]: {value}" for key, value in read.items() if value and key in keys}
         if self.spec.failures or self.spec.service.queue:
-            return found
-        meant = {key for key in keys - found.keys() if self._known[key].expects == "failed"}
-        return found | self.in_logs(meant)
+            return reasons
+        meant = {key for key in keys - reasons.keys() if self._known[key].expects == "failed"}
+        return reasons | self.in_logs(meant)
 
     def in_logs(self, keys: set[str]) -> dict[str, str]:
         """Key -> the last log line that names it as failed."""
-        found: dict[str, str] = {}
-        # Asked again and again while jobs are awaited, mostly for none: there can be 200,000 lines.
+        reasons: dict[str, str] = {}
+        # Called again and again, mostly without keys, and there can be 200,000 lines.
         for _, source, line in self.service.lines if keys else ():
             if _ERRORS.search(line):
-                found |= dict.fromkeys(self.keys_in(line) & keys, f"{source}: {line.strip()[:160]}")
-        return found
+                reasons |= dict.fromkeys(self.keys_in(line) & keys, f"{source}: {line.strip()[:160]}")
+        return reasons
 
     def log_lines(self) -> list[str]:
         return [line for _, _, line in self.service.lines]
@@ -456,17 +459,17 @@ class World:
     # waiting
 
     def pause(self, seconds: float) -> None:
-        """As long as that and no longer; others work meanwhile."""
+        """Exactly this long; others work meanwhile."""
         with self.crowd.aside(punctual=True):
             self.wait(seconds * self.scale)
 
     def wait_aside(self, seconds: float) -> None:
-        """While others work; it may take longer."""
+        """At least this long; others work meanwhile."""
         with self.crowd.aside():
             self.wait(seconds)
 
     def wait(self, seconds: float) -> None:
-        """Looking meanwhile, so that what earlier faults left undone gets its right time."""
+        """Keeps looking, so that late effects of earlier faults get their right time."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self.crowd.check()
@@ -474,7 +477,7 @@ class World:
             self.look()
 
     def until(self, condition: Callable[[], Any], limit: float, every: float = 0.01) -> bool:
-        """Whether it came true within the limit; longer where everything takes longer."""
+        """Whether it came true within the limit, which is longer where starting takes longer."""
         deadline = time.monotonic() + limit + 3 * self.warmup
         while not condition():
             self.crowd.check()
@@ -497,7 +500,7 @@ class World:
         self.until(answers, self.spec.promises.recovery, 0.1)
 
     def api_listens(self) -> str:
-        """Its address, if somebody accepts connections there."""
+        """Its address, if something accepts connections there."""
         api = self.spec.service.api
         if api is not None and api.ready.startswith("http"):
             address = fill(api.ready, self.values())
@@ -513,9 +516,9 @@ class World:
             provider.linger = seconds
 
     def backlog(self, jobs: list[Job], done: int = 0, limit: float = 15) -> bool:
-        """Send all while the workers are down, start them, and wait until they are at work and `done` are done.
+        """Send all while the workers are down, start them, and wait until they work and `done` are done.
 
-        Jobs that come one by one are often done before the next: a fault at a random moment would find nothing.
+        Jobs sent one by one are often done before the next: a fault at a random moment would hit nothing.
         """
         self.service.rest_workers()
         self.linger(0.5)
@@ -535,9 +538,9 @@ class World:
         if any(provider.in_flight for provider in self.providers.values()):
             return True
         if not self.providers and not self.spec.service.queue and self.spec.service.worker.ready:
-            # Nothing shows what it does before the end: it is ready, and there is work.
+            # Nothing shows its work before the end: it is ready, and there is work.
             return all(self.service.up(slot, self.warmup) for slot in self.service.workers())
-        with contextlib.suppress(Exception):  # Redis may be away
+        with contextlib.suppress(Exception):  # Redis may be down
             states = probes.bullmq_states(self, {job.key for job in jobs})
             return any(state == "active" for state, _ in states.values())
         return False
@@ -559,7 +562,7 @@ class World:
             batch.watched = self.timeline.now()
             if not batch.open():
                 return True
-            # without any fault: then they cannot start at all
+            # without a fault they cannot even start
             hopeless = batch.fault == "none" and all(slot.quick_ends >= 3 for slot in self.service.workers())
             if began > min(deadline, self._ends) or hopeless:
                 return False
@@ -568,18 +571,18 @@ class World:
 
     @property
     def left_to_end(self) -> float:
-        """For its processes, after SIGTERM: what was promised, or what is left of the run's time."""
+        """Seconds for its processes after SIGTERM: as promised, or what is left of the run's time."""
         left = self._ends + LATEST - time.monotonic()
         return min(self.spec.promises.shutdown, max(2.0, left))
 
     @property
     def sends_many(self) -> bool:
-        """Are a hundred jobs sent in no time?"""
+        """Can a hundred jobs be sent quickly?"""
         submit = self.spec.service.submit
         return not isinstance(submit, Command) or "{keys}" in submit.words
 
     def rounds(self, most: int) -> Iterator[int]:
-        """How many jobs to send, to be hit once, as long as time is left for this fault."""
+        """How many jobs to send for each hit, while there is time for this fault."""
         began, size = time.monotonic(), max(2, self.spec.service.jobs // (1 if self.quick else 2))
         for number in range(1 if self.quick else most):
             if number and time.monotonic() - began > 20 * self.scale:
@@ -587,7 +590,7 @@ class World:
             yield size
 
 
-# What ids look like, the exact ones first: they stand in longer names, too.
+# What ids look like, the exact ones first: longer names contain them, too.
 _SHAPES = (
     re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
     re.compile(r"(?<![0-9a-f])[0-9a-f]{24,64}(?![0-9a-f])"),
@@ -608,7 +611,7 @@ def _keys(kind: str, seed: str) -> tuple[re.Pattern[str], Callable[[int], str]]:
         )
     if kind == "date" or "%" in kind:
         form = "%Y-%m-%d" if kind == "date" else kind
-        # Days that no log line of today is about.
+        # Days that no log line is about.
         first = datetime.date(2200 + rng.randrange(600), 1, 1)
         shape = re.sub(r"%[a-zA-Z]", lambda part: r"\d{4}" if part[0] == "%Y" else r"\d{2}", re.escape(form))
         return (

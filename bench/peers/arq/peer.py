@@ -1,4 +1,4 @@
-"""arq: a job stays in its sorted set until it ended, with an in-progress key beside it."""
+"""arq: a job stays in its sorted set until it ends, with an in-progress key beside it."""
 
 import asyncio
 

@@ -24,7 +24,7 @@ def run(job: contest.Job) -> None:
 
 
 def add(job: contest.Job) -> None:
-    assert given is not None  # called by `fill` alone
+    assert given is not None  # called only by `fill`
     options = {"max_retries": 0} if given.kind == "fail" else {}
     delay = int(given.delay * 1000) if given.delay else None
     run.send_with_options(args=(job,), delay=delay, **options)

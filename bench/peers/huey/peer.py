@@ -1,4 +1,4 @@
-"""Huey on Redis. It has no acknowledgement: what a worker took is its alone."""
+"""Huey on Redis. It has no acknowledgement: only the worker has what it took."""
 
 import logging
 

@@ -45,11 +45,11 @@ async def handle(ctx: JobContext, payload: Job) -> Done | dict[str, int]:
     if payload.kind == "row":
         await asyncio.sleep(0.040)
         row = text("INSERT INTO effects (job) VALUES (:job)"), {"job": payload.n}
-        # the effect and the marker that it happened share a transaction
+        # the effect and its marker share a transaction
         return Done({"number": payload.n}, save=lambda tx: tx.execute(*row))
     try:
         await contest.work_async(payload.__dict__)
-    except contest.Failed as error:  # shall end as failed at once, not after its attempts
+    except contest.Failed as error:  # must fail at once, not after its attempts
         raise Permanent(str(error)) from None
     return {"number": payload.n}
 

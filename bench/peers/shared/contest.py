@@ -1,7 +1,7 @@
 """What every Python peer has in common: the command line, the jobs, the three kinds of work and the tally.
 
-Runs inside the environment of each peer, so it needs nothing but the standard library. A peer says how to start its
-worker and how to add a job; what a job does and how it is counted is the same for all:
+Runs inside the environment of each peer, so it needs nothing but the standard library. A peer defines how to start
+its worker and how to add a job; what a job does and how it is counted is the same for all:
 
     peer.py worker  --url URL --tally FILE [--processes 1] [--concurrency 50] [--queue bench] [--takeover SECONDS]
                     [--tries N]
@@ -134,14 +134,14 @@ async def work_async(job: Job) -> None:
 
 
 def _compute(seconds: float) -> None:
-    """CPU time of this thread, not time on the clock: the same work, however busy the machine is."""
+    """CPU time of this thread, not wall-clock time: the same work, however busy the machine is."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
 
 
 def insert(job: Job) -> None:
-    """The effect of a job that has one. The table has no unique constraint: a second one is seen."""
+    """The effect of a job that has one. The table has no unique constraint: duplicates are seen."""
     if not hasattr(_local, "database"):
         _local.database = sqlite3.connect(setting("store"), timeout=30, isolation_level=None)
     _local.database.execute("INSERT INTO effects (job) VALUES (?)", (job["n"],))
@@ -158,7 +158,7 @@ def record(job: Job, started: int) -> None:
 
 
 def jobs(given: argparse.Namespace) -> Iterator[Job]:
-    """Each is made, and so stamped, when it is asked for."""
+    """Each is made, and so stamped, only when it is needed."""
     body = "x" * given.payload
     for number in range(given.first, given.first + given.jobs):
         yield {"n": number, "sent": time.time_ns(), "kind": given.kind, "body": body}
@@ -173,7 +173,7 @@ def chunks(given: argparse.Namespace) -> Iterator[list[Job]]:
 def fill(
     given: argparse.Namespace, add: Callable[[Job], Any], add_many: Callable[[list[Job]], Any] | None = None
 ) -> None:
-    """Add the jobs asked for, and print how long it took. Connect before."""
+    """Add the jobs and print how long it took. Connect before."""
     began = time.perf_counter()
     if given.bulk and add_many:
         for chunk in chunks(given):

@@ -15,12 +15,12 @@ async def process(job: Job, token: str) -> None:
 
 
 async def worker() -> None:
-    lock = int(contest.takeover(60) * 500)  # lock and check of 30 s each: gone for up to a minute
+    lock = int(contest.takeover(60) * 500)  # lock and check of 30 s each: up to a minute
     Worker(
         given.queue,
         process,
         {
-            "connection": given.url,  # as its documentation shows it: so the client's own time limits hold
+            "connection": given.url,  # as in its documentation, so the client's own time limits apply
             "concurrency": given.concurrency,
             "lockDuration": lock,
             "stalledInterval": lock,

@@ -1,4 +1,4 @@
-"""taskiq with the Redis stream broker, the one of its Redis brokers that acknowledges."""
+"""taskiq with the Redis stream broker, its only Redis broker that acknowledges."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ async def run(job: contest.Job) -> None:
 
 
 async def enqueue() -> None:
-    assert given is not None  # called below alone
+    assert given is not None  # only called below
     await broker.startup()
     await contest.fill_async(given, run.kiq)
     await broker.shutdown()

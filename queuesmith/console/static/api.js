@@ -63,11 +63,11 @@ export async function offer(value) {
   return taken;
 }
 
-/** Ask the server about the token we have. A server that is away says nothing about it: it is kept. */
+/** Check our token. A server that is down says nothing about it: it is kept. */
 export async function recheck() {
   become("checking");
   try {
-    await admin("/admin/session"); // asks nothing of Redis, which may be away while the token is right
+    await admin("/admin/session"); // does not ask Redis, which may be down
     return true;
   } catch (error) {
     if (access.state === "checking") become("none", error.message);
@@ -88,7 +88,7 @@ export function post(path, json, options) {
   return request(path, { method: "POST", json, ...options });
 }
 
-/** An admin call. Its answers also tell whether the token is any good. */
+/** An admin call. Its answer also shows whether the token is valid. */
 export async function admin(path, options = {}) {
   try {
     const answer = await request(path, { ...options, authorised: true });
@@ -105,7 +105,7 @@ export async function admin(path, options = {}) {
   }
 }
 
-/** A file for the person: it cannot be a plain link, because the token goes in a header. */
+/** Download a file: not a plain link, because the token goes in a header. */
 export async function download(path, name) {
   const answer = await fetch(address(path), { headers: { Authorization: `Bearer ${token()}` }, credentials: "omit", cache: "no-store" });
   if (!answer.ok) throw new ApiError(answer.status, `The server answered ${answer.status}.`);
@@ -123,7 +123,7 @@ async function request(path, { method = "GET", json, form, authorised = false, s
   const sent = { Accept: "application/json", ...headers };
   if (authorised && token()) sent.Authorization = `Bearer ${token()}`;
   if (json !== undefined) sent["Content-Type"] = "application/json";
-  if (method !== "GET") sent["Idempotency-Key"] ??= unique(); // a repeated send of this very request counts once
+  if (method !== "GET") sent["Idempotency-Key"] ??= unique(); // this request sent twice counts once
   let answer;
   try {
     answer = await fetch(address(path), {

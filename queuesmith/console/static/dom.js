@@ -175,7 +175,7 @@ export function cell(label, ...children) {
   return h("td", { role: "cell", class: label.endsWith("*") ? "extra" : "", "data-label": label.replace("*", "") }, ...children);
 }
 
-/** A list and one detail beside it. On a narrow screen the detail takes the list's place; afterwards it is where it was. */
+/** A list and one detail beside it. On a narrow screen the detail replaces the list, which keeps its place. */
 export function split(...list) {
   const side = h("div", { class: "side-detail", hidden: true });
   const node = h("div", { class: "split" }, h("div", null, ...list), side);
@@ -193,7 +193,7 @@ export function split(...list) {
   return node;
 }
 
-/** The row that is open beside the list, as the address says. `make(id)`: its card; `where(id)`: whom to ask about it. */
+/** The row that is open beside the list, as the address says. `make(id)`: its card; `where(id)`: its endpoint. */
 export function opened(frame, name, make, where, back) {
   let id;
   return {
@@ -217,7 +217,7 @@ export function opened(frame, name, make, where, back) {
   };
 }
 
-/** "51–100 of 5,000 jobs", and the way to the pages beside it. */
+/** "51–100 of 5,000 jobs", and links to the pages next to it. */
 export function pager(label, size, go, ...more) {
   let now = 0;
   const shown = h("p", { class: "number", role: "status" });
@@ -232,7 +232,7 @@ export function pager(label, size, go, ...more) {
   return node;
 }
 
-/** Do it, say what became of it, and look again. */
+/** Do it, show the result, and refresh. */
 export async function attempt(work, refresh) {
   try {
     const said = await work();
@@ -243,7 +243,7 @@ export async function attempt(work, refresh) {
   refresh();
 }
 
-/** Ask how far it is what the server does in the background, until it is through. */
+/** Poll what the server does in the background until it ends. */
 export async function follow(href, refresh) {
   for (;;) {
     await new Promise((resolve) => setTimeout(resolve, 400));
@@ -285,7 +285,7 @@ export function toast(message, kind = "ok") {
   setTimeout(() => node.remove(), kind === "bad" ? 9000 : 4500);
 }
 
-/** A modal that gives focus back. `fill(close)` returns the content. Resolves with what `close` was given. */
+/** A modal that returns focus. `fill(close)` returns the content. Resolves with what `close` was given. */
 export function modal(title, fill) {
   return new Promise((resolve) => {
     const before = document.activeElement;
@@ -315,7 +315,7 @@ export function confirmAction(title, warning, action, keep = "Cancel") {
   ]);
 }
 
-/** Ask before something that cannot be taken back: the word must be typed. */
+/** Ask before something that cannot be undone: the word must be typed. */
 export function confirmByWord(title, warning, word, action) {
   return modal(title, (close) => {
     const field = h("input", { id: "confirm-word", autocomplete: "off", spellcheck: "false" });

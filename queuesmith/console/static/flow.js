@@ -3,7 +3,7 @@ import { icon, s, set, stateName, text, tone } from "./dom.js";
 
 const BOX = { width: 232, height: 74 };
 const GAP = { along: 44, upright: 26, across: 18 };
-const READABLE = 0.75; // drawn smaller than this, words are too small: stand it upright
+const READABLE = 0.75; // below this scale words are too small: draw it upright
 const SHAPES = { ok: "done", run: "run", bad: "fail", warn: "wait", idle: "wait" };
 
 /** Depth of every node: one more than the deepest of those it waits for. */
@@ -12,7 +12,7 @@ function layers(nodes) {
   const depth = new Map();
   const visit = (node, seen) => {
     if (depth.has(node.id)) return depth.get(node.id);
-    if (seen.has(node.id)) return 0; // never trust data to be without a loop
+    if (seen.has(node.id)) return 0; // the data may contain a loop
     seen.add(node.id);
     const before = (node.after ?? []).map((id) => byId.get(id)).filter(Boolean);
     const found = before.length ? 1 + Math.max(...before.map((one) => visit(one, seen))) : 0;
@@ -44,7 +44,7 @@ function places(nodes, upright) {
   return { at, width: (upright ? extent : length) + 2 * pad, height: (upright ? length : extent) + 2 * pad };
 }
 
-/** `nodes`: [{id, name, state, percent, after: [ids]}]. Call `.show(nodes)` again with news. */
+/** `nodes`: [{id, name, state, percent, after: [ids]}]. Call `.show(nodes)` again with changes. */
 export function flowGraph(label) {
   const drawing = s("svg", { class: "flow", role: "img", "aria-label": label });
   let shape = "";

@@ -43,7 +43,7 @@ export function ahead(at) {
   return left > 0 ? `in ${seconds(left)} (${when})` : `overdue by ${seconds(-left)}`;
 }
 
-/** The zone in which every time here is told. */
+/** The zone of every time shown here. */
 export function zone() {
   const offset = new Date().toLocaleTimeString("en", { timeZoneName: "shortOffset" }).split(" ").pop().replace("GMT", "UTC");
   return `Times in ${Intl.DateTimeFormat().resolvedOptions().timeZone} (${offset})`;

@@ -1,5 +1,5 @@
-// Server-sent events by fetch: unlike EventSource it can carry the token, and it tells why it was refused.
-// Cut off (restart of the server, a lost network) it comes back with growing pauses and asks for what it missed.
+// Server-sent events by fetch: unlike EventSource it can carry the token, and it shows why it was refused.
+// Cut off (server restart, lost network) it reconnects after growing pauses and asks for what it missed.
 import { access, address, token } from "./api.js";
 
 const FIRST_PAUSE = 500;
@@ -15,7 +15,7 @@ export class Live extends EventTarget {
   state = "connecting";
   retryAt = 0;
 
-  /** `stream`: whether the server has one; without it the views are asked for again and again. */
+  /** `stream`: whether the server has one; without one the views are polled. */
   async run(stream) {
     this.stream = stream;
     if (!stream) this.#become("polling");
@@ -24,7 +24,7 @@ export class Live extends EventTarget {
       try {
         await this.#listen(() => (reached = true));
       } catch {
-        // whatever cut us off: the pause below, then again
+        // cut off: pause below, then again
       }
       if (reached) this.#failures = 0;
       this.#failures += 1;
@@ -50,7 +50,7 @@ export class Live extends EventTarget {
     setTimeout(() => this.now(), 20);
   }
 
-  /** A poll got through, or did not, while there is no line. */
+  /** A poll succeeded or failed while there is no line. */
   polled(worked) {
     if (this.state === "live") return;
     this.#become(worked ? "polling" : "offline");

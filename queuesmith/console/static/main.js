@@ -55,7 +55,7 @@ function show({ focus = true } = {}) {
   replace(main, h("div", { class: "view-head" }, h("div", null, heading, h("p", null, view.about)), tools), body);
   shown = { view, route: now, handle: gated ? gate(body) : view.mount({ body, tools, params, query, live, about, refresh: refreshSoon }) };
   if (changed) scrollTo(0, 0);
-  document.querySelector("#nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" }); // a phone shows some of them
+  document.querySelector("#nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" }); // a phone shows only some
   if (focus && changed) heading.focus({ preventScroll: true });
   refresh();
 }
@@ -278,7 +278,7 @@ function drawLine() {
     return;
   }
   if (queues.trouble) {
-    // Not the console's own server: what it looks at. The token is as good as before, views of the database work.
+    // Redis is down, not the console's own server: the token stays valid, views of the database work.
     if (banner.dataset.trouble !== queues.trouble) replace(banner, icon("warn"), h("span", null, queues.trouble));
     banner.dataset.trouble = queues.trouble;
     set(banner, "hidden", false);
@@ -299,7 +299,7 @@ live.addEventListener("event", (event) => {
   shown.handle?.event?.(event.detail);
 });
 
-// ---- go: the server tells which views it has something for, and may bring its own
+// ---- go: the server says which views it has data for, and may add its own
 
 async function start() {
   const order = ["overview", "documents", "jobs", "workers", "schedules", "letters", "sagas", "outbox", "breakers", "events"];

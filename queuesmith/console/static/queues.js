@@ -38,7 +38,7 @@ class Queues extends EventTarget {
       this.#take(await admin("/admin/queues"));
       this.#say("");
     } catch (error) {
-      // The banner tells about a server that is away; a gap in the drawing is honest.
+      // The banner says that a server is down; a gap in the chart is honest.
       if (error.status >= 500) this.#say(error.message);
       if (access.state !== "accepted") this.stop();
     }

@@ -1,6 +1,6 @@
-"""The faults by kind. The order is that of the card and of the run: what breaks most services first.
+"""The faults, in the order of the card and of the run: what breaks most services first.
 
-So a run whose time is up has killed a worker, sent requests twice, restarted Redis and cut off a provider.
+So even a run that runs out of time has killed a worker, sent requests twice, restarted Redis and cut off a provider.
 """
 
 from . import providers, senders, servers, workers
@@ -9,8 +9,8 @@ from .fault import Fault
 __all__ = ["FAULTS", "Fault"]
 
 FAULTS: dict[str, Fault] = {
-    one.name: one
-    for one in (
+    fault.name: fault
+    for fault in (
         workers.none,
         workers.kill_at_effect,
         workers.kill_at_commit,

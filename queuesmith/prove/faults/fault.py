@@ -1,4 +1,4 @@
-"""What a fault is: a function that does it to a world and says what it hit. One that hit nothing has proved nothing."""
+"""A fault: a function that harms a world and says what it hit. A fault that hit nothing has proved nothing."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Run = Callable[["World", "Batch"], None]
 
 @dataclass(frozen=True)
 class Fault:
-    """`needs(spec)`: what the file would have to say for it to be possible. `cost`: about how many seconds it takes
-    on a service that keeps its promises, beside its `lock`, if it waits for that to run out. `may_fail`: a job may
-    end as a visible failure, no promise is broken. `backlog`: the jobs are sent before any worker runs."""
+    """`needs(spec)`: what the file lacks for it. `cost`: about how many seconds it takes on a service that keeps its
+    promises, without the `lock` that some wait for. `may_fail`: a job may end as a visible failure without breaking
+    a promise. `backlog`: the jobs are sent before any worker runs."""
 
     name: str
     does: str
@@ -50,8 +50,8 @@ def fault(
 
 
 def effective(spec: Spec) -> str:
-    found = any(route.effect for one in spec.providers for route in one.routes)
-    return "" if found else "needs a [provider.NAME] with an effect"
+    known = any(route.effect for provider in spec.providers for route in provider.routes)
+    return "" if known else "needs a [provider.NAME] with an effect"
 
 
 def over(world: World, batch: Batch, settle: bool = False) -> None:
@@ -79,15 +79,15 @@ def strike(
     done: int = 0,
     mend: Callable[[], None] = lambda: None,
 ) -> bool:
-    """`whom()` is hit, and named, while they are at work and `done` are done.
+    """Call `whom()`, which hits something and names it, while jobs run and `done` are done.
 
-    Quick jobs may be over by then: once more, with four times as many, when `mend()` has undone it.
+    Quick jobs may be over by then: then again with four times as many, after `mend()` has undone it.
     """
     for times in (1, 4, 16) if world.sends_many else (1,):
         if times > 1:
             mend()
         if not world.backlog(world.new_jobs(batch, jobs * times), done) and still_open(world, batch):
-            break  # nobody takes them: more would not be taken either
+            break  # no worker takes them, and none would take more
         hits, name = len(batch.hits), whom()
         if name:
             hit_work(world, batch, name)
@@ -97,10 +97,10 @@ def strike(
 
 
 def hit_work(world: World, batch: Batch, whom: str) -> None:
-    """Does the signal come while work is left?"""
-    open_jobs = max(still_open(world, batch), sum(one.in_flight for one in world.providers.values()))
+    """Note a hit if work is left."""
+    open_jobs = max(still_open(world, batch), sum(provider.in_flight for provider in world.providers.values()))
     if not open_jobs:
-        with contextlib.suppress(Exception):  # Redis may be away
+        with contextlib.suppress(Exception):  # Redis may be down
             states = probes.bullmq_states(world, batch.jobs).values()
             open_jobs = sum(state == "active" for state, _ in states)
     if open_jobs:
@@ -112,8 +112,8 @@ def many(number: int, thing: str) -> str:
 
 
 def at_work(world: World) -> Running | None:
-    """A worker that talks to a provider right now, or any that lives."""
-    calls = [call for one in world.providers.values() for call in one.calls[-20:] if not call.done_at]
+    """A worker with a call to a provider under way, or any living one."""
+    calls = [call for provider in world.providers.values() for call in provider.calls[-20:] if not call.done_at]
     living = [slot for slot in world.service.workers() if slot.child and slot.alive]
     for slot in living:
         if slot.child and any(owner(call.port, family(slot.child.pid)) for call in calls):

@@ -59,14 +59,14 @@ def _answers(
             provider.scripts.append(script)
         world.timeline.add("fault", does)
         world.submit(jobs)
-        # Until every job has called once, or is done without: the fault is over then, not the jobs.
+        # Until every job has called once, or is done without a call: the fault is over then, not the jobs.
         world.until(lambda: asked.times.keys() >= wanted or not still_open(world, batch), 20, 0.05)
         if asked.first and asked.lasts:
             world.pause((asked.first + asked.lasts - world.timeline.now()) / world.scale)
             batch.facts.append(f"{asked.lasts:g} s long")
-        calls = [call for one in world.providers.values() for call in one.calls if call.key in wanted]
-        if said := Counter(call.answer for call in calls if call.failed):
-            batch.hits.append(", ".join(f"{count} x {answer}" for answer, count in said.items()))
+        calls = [call for provider in world.providers.values() for call in provider.calls if call.key in wanted]
+        if counts := Counter(call.answer for call in calls if call.failed):
+            batch.hits.append(", ".join(f"{count} x {answer}" for answer, count in counts.items()))
         over(world, batch)
 
     return run
@@ -103,12 +103,12 @@ refused = _answers(
 
 
 def _mix(spec: Spec) -> str:
-    mixed = any(len(route.answers) > 1 for one in spec.providers for route in one.routes)
+    mixed = any(len(route.answers) > 1 for provider in spec.providers for route in provider.routes)
     return effective(spec) or ("" if mixed else 'the file gives no mix: answers = "ok 92%, lost 3%, …"')
 
 
 def _mixed(asked: Asked, call: Call) -> str:
-    """Each bad answer of the mix once, to the first jobs; by chance alone, 24 calls may well be good ones."""
+    """Each bad answer of the mix once, to the first jobs; by chance alone, all 24 calls may be good."""
     bad = [answer for answer, _ in call.route.answers if answer != "ok"] if call.route else []
     place = asked.keys.index(call.key)
     return bad[place] if place < len(bad) and asked.first_time(call) else "mix"

@@ -1,4 +1,4 @@
-"""Faults of those who send: the same twice, many times at once, what nobody can do or read, and long silence."""
+"""Faults of senders: the same job twice or many times at once, impossible and unreadable jobs, long silence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def twice(world: World, batch: Batch) -> None:
 
 @fault("burst", "the same request many times at once", quick=True)
 def burst(world: World, batch: Batch) -> None:
-    # A process each takes a second of a processor.
+    # Each process takes a second of CPU.
     times = 6 if world.quick and not isinstance(world.spec.service.submit, Request) else 20
     world.submit(world.new_jobs(batch, 1) * times, one_by_one=times)
     batch.hits.append(f"{times} equal requests")
@@ -55,9 +55,9 @@ def _foreign(spec: Spec) -> str:
 @fault("foreign", "jobs on the queue that nobody can read: no data, broken JSON, an unknown name", _foreign)
 def foreign(world: World, batch: Batch) -> None:
     if (command := world.spec.service.foreign) is not None:
-        code, said = world.run(command, 60)
+        code, output = world.run(command, 60)
         if code:
-            raise Wrong(f"`foreign` failed with {code}{world.spec.line('service.foreign')}: {said[-600:]}")
+            raise Wrong(f"`foreign` failed with {code}{world.spec.line('service.foreign')}: {output[-600:]}")
         world.timeline.add("fault", f"{command}")
         world.submit(world.new_jobs(batch, half(world)))
         batch.hits.append("what `foreign` put there")

@@ -42,7 +42,7 @@ def _away(
     *,
     quick: bool = False,
 ) -> Fault:
-    """The server is hit in the middle of work, and mended `away` seconds later. `strike`, `mend`: its methods."""
+    """The server is hit in the middle of work, and restored after `away` seconds. `strike`, `mend`: its methods."""
 
     @fault(name, does, needs, quick=quick, cost=away + 5, backlog=True)
     def run(world: World, batch: Batch) -> None:
@@ -57,7 +57,7 @@ def _away(
         world.pause(away)
         getattr(server, mend)()
         world.timeline.add("fault", f"{server.name} is back")
-        # an idle worker is connected, too, and must notice
+        # an idle worker is connected too, and must notice
         batch.hits.append(f"{many(working, 'open job')}, {many(len(world.service.workers()), 'worker')}")
         over(world, batch)
         wait()
@@ -70,10 +70,9 @@ def _away(
 
 
 def _enqueued(world: World, batch: Batch, during: list[Job], after: list[Job], server: str) -> None:
-    """Compared with a submit afterwards: on a crowded machine most of it is the start of the process."""
+    """Compared with a later submit: on a crowded machine most of it is the start of the process."""
     slow, promised = max(job.slowest for job in during), world.spec.promises.enqueue
     usual = max(world.normal, *(job.slowest for job in after))
-    # What is promised is the difference: a process takes its time to start.
     batch.facts.append(f"submit took {slow:.1f} s meanwhile, {usual:.1f} s without")
     if slow - usual > promised:
         batch.broke(
@@ -114,7 +113,7 @@ def redis_gone(world: World, batch: Batch) -> None:
     world.timeline.add("fault", "Redis is back")
     batch.hits.append(f"{started} processes started without it")
     over(world, batch)
-    # An api that is still down, or starting again, refuses: no fault of its promises.
+    # An api that is still down, or starting again, may refuse: that breaks no promise.
     world.wait_for_api()
     world.submit(world.new_jobs(batch, half(world)))
 
@@ -136,7 +135,7 @@ def _store(name: str, does: str, hold: Callable[[World], Any], needs: Callable[[
         with hold(world):
             world.timeline.add("fault", f"database: {does}")
             wait = world.submit_later(jobs[2:])
-            # Where processes start slowly, none would be there before it is over.
+            # If processes start slowly, none would be up before it is over.
             world.until(lambda: still_open(world, batch), 15, 0.05)
             world.pause(4)
             waiting = still_open(world, batch)

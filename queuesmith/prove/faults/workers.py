@@ -29,7 +29,7 @@ def none(world: World, batch: Batch) -> None:
     wait()
     if not first.accepted:
         world.submit([first])
-    # A submit that does not work is not tried again for every one of them: each may take its time.
+    # A submit that does not work is not tried with all the others: each may take long.
     if first.accepted:
         world.submit(others)
     batch.hits.append("nothing was to be hit")
@@ -53,7 +53,7 @@ def kill_at_effect(world: World, batch: Batch) -> None:
             struck.set()
             why = f" after {call.line} of {call.key}"
             slot = world.service.kill_owner(call.port, why)
-            if slot is None:  # somebody between us and the worker: all of them, then
+            if slot is None:  # something is between us and the worker: kill all
                 world.service.kill(*world.service.workers(), why=why)
             batch.hits.append(f"{slot.name if slot else 'all workers'} at {call.key}")
             return True
@@ -116,7 +116,7 @@ def kill_random(world: World, batch: Batch) -> None:
 @fault("kill-all", "SIGKILL to everything at one moment: workers, api and Redis", cost=3, backlog=True)
 def kill_all(world: World, batch: Batch) -> None:
     def kill() -> str:
-        # Redis last: while it dies the workers could end their work.
+        # Redis last: while it dies the workers could finish.
         world.service.kill(*world.service.all())
         if world.redis:
             world.timeline.add("fault", "SIGKILL Redis")
@@ -202,7 +202,7 @@ def clock_ahead(world: World, batch: Batch) -> None:
         world.submit(world.new_jobs(batch, 2))
     else:
         batch.hits.append(first.name)
-        # and the wrong one alone, then the right one: what the one wrote the other reads
+        # then only the wrong one, then only the right one: each reads what the other wrote
         for slot in world.service.workers():
             world.service.kill(slot)
             over(world, batch, settle=True)
@@ -231,7 +231,7 @@ def rolling(world: World, batch: Batch) -> None:
     old = [slot for slot in world.service.workers() if slot not in new]
     world.service.wait_up(world.warmup)
     for slot in old:
-        # Quick jobs are over when their submit ends: in its midst, and then with more, as in `strike`.
+        # Quick jobs are over when their submit ends: strike during it, and again with more, as in `strike`.
         for times in (1, 4, 16) if world.sends_many else (1,):
             hits, jobs = len(batch.hits), times * (service.jobs // len(old) + 1)
             wait = world.submit_later(world.new_jobs(batch, jobs))
@@ -260,9 +260,9 @@ def poison(world: World, batch: Batch) -> None:
     world.submit(world.new_jobs(batch, half(world)))
     world.until(lambda: len(world.service.exits) > exits, 15)
     world.settle(batch, world.patience + 3 * world.warmup)
-    deaths = [one for one in world.service.exits[exits:] if not one.ours]
+    deaths = [death for death in world.service.exits[exits:] if not death.ours]
     batch.facts.append(f"{len(deaths)} workers died")
-    batch.hits += [f"{one.name} died with {one.code}" for one in deaths]
+    batch.hits += [f"{death.name} died with {death.code}" for death in deaths]
     if len(deaths) > promised:
         batch.broke("poison", f"it killed {len(deaths)} workers, promised at most {promised}")
     over(world, batch)

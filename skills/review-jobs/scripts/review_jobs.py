@@ -27,7 +27,7 @@ from job_review.rules import RULES, SEVERITIES, Hit
 
 __all__ = ["RULES", "SEVERITIES", "Finding", "Report", "main", "report", "review"]
 
-# A command that prints what its caller asked for is no log.
+# A command that prints what its caller asked for is not a log.
 TERMINAL = re.compile(r"(^|/)(cmd|commands?|cli|scripts|bin|management)(/|\.\w+$)")
 
 

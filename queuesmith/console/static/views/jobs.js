@@ -12,18 +12,18 @@ const ACTIONS = {
   retry: { states: ["failed", "completed"], word: "Retry", done: "retried" },
   promote: { states: ["delayed"], word: "Run now", done: "put in line" },
   remove: { states: ["wait", "paused", "prioritized", "delayed", "waiting-children", "failed", "completed"], word: "Remove", done: "removed", danger: "They are deleted with their payloads and logs. This cannot be undone." },
-  cancel: { states: ["active", "wait", "paused", "prioritized", "delayed", "waiting-children"], word: "Cancel", done: "cancelled", danger: "Each stops if it runs, and never starts if it waits; so does the rest of its flow. Nothing it did before is taken back." },
+  cancel: { states: ["active", "wait", "paused", "prioritized", "delayed", "waiting-children"], word: "Cancel", done: "cancelled", danger: "Each stops if it runs, and never starts if it waits; so does the rest of its flow. What it did before is not undone." },
 };
-const MOST = 500; // that the server takes by id
+const MOST = 500; // ids the server takes at once
 
-/** The view's own address: queue and job in the path, filters behind it, so that it can be sent to somebody. */
+/** The view's own address: queue and job in the path, filters after it, so that it can be shared. */
 function address({ queue = "", id = "", state = "", q = "", page = 0 }) {
   const path = ["#/jobs", queue, queue && id].filter(Boolean).map((part, index) => (index ? encodeURIComponent(part) : part)).join("/");
   const query = new URLSearchParams(Object.entries({ state, q, page: page || "" }).filter(([, value]) => value));
   return query.size ? `${path}?${query}` : path;
 }
 
-/** What a person wants to know about its time, by state. */
+/** The time that matters, by state. */
 function moment(job) {
   if (job.state === "delayed") return ahead(job.due);
   if (job.state === "active") return `for ${seconds(Date.now() / 1000 - job.started_at)}`;
@@ -127,7 +127,7 @@ function detail(queue, id, refresh, back) {
   let whole = null;
   const keep = h("button", { class: "small-button", onclick: () => save(new Blob([JSON.stringify(whole, null, 2)], { type: "application/json" }), `${queue}-${id}.json`) }, "Save as JSON");
   stop.addEventListener("click", async () => {
-    if (!(await confirmAction("Cancel this job?", "If it runs it is told to stop; if it waits it never starts. Nothing it did before is taken back.", "Cancel the job", "Leave it"))) return;
+    if (!(await confirmAction("Cancel this job?", "If it runs it is told to stop; if it waits it never starts. What it did before is not undone.", "Cancel the job", "Leave it"))) return;
     await attempt(async () => {
       await admin(path("/admin/jobs", queue, id, "cancel"), { method: "POST", json: { reason: "cancelled in the console" } });
       return "Cancelled: if it runs, it stops now.";
@@ -207,20 +207,20 @@ async function look(queue, id) {
   return job && { ...job, flow };
 }
 
-/** Many at once: the number is said before, and what was done afterwards. */
+/** Many at once: first shows how many, and afterwards what was done. */
 async function actOnMany(action, queue, state, ids, total, refresh) {
   const { word, done, danger } = ACTIONS[action];
   const number = ids.length || total;
   const what = `${ids.length ? "" : "all "}${plural(number, `${stateName(state)} job`)} of ${queue}`;
   const sure = danger
     ? await confirmByWord(`${word} ${what}?`, danger, action, `${word} ${count(number)}`)
-    : await confirmAction(`${word}: ${what}?`, state === "completed" ? "They were done. Each runs again." : "They go in line at once, however many that is for the workers.", `${word} ${count(number)}`, "Not now");
+    : await confirmAction(`${word}: ${what}?`, state === "completed" ? "They were done. Each runs again." : "All of them go in line at once.", `${word} ${count(number)}`, "Not now");
   if (!sure) return;
   await attempt(async () => {
     const { href } = await admin("/admin/actions", { method: "POST", json: { action, queue, state, ...(ids.length ? { ids } : { count: total }) } });
     const now = await follow(href, refresh);
     const refused = Object.values(now.refused);
-    if (refused.length) toast(`${plural(refused.length, "job")} not: ${refused[0]}`, "bad");
+    if (refused.length) toast(`${plural(refused.length, "job")} refused: ${refused[0]}`, "bad");
     if (now.state !== "done") toast(now.state, "bad");
     return `${plural(now.done, "job")} ${done}.`;
   }, refresh);
@@ -316,7 +316,7 @@ function mount({ body, tools, params, query, about, refresh }) {
     clearTimeout(typing);
     if (nameField.value.trim() === wanted.q) return;
     wanted = { ...wanted, q: nameField.value.trim(), page: 0 };
-    history.replaceState(null, "", address(wanted)); // no step back for every letter
+    history.replaceState(null, "", address(wanted)); // no history entry for every letter
     further = [];
     refresh();
   };
@@ -380,7 +380,7 @@ function mount({ body, tools, params, query, about, refresh }) {
     refresh: async () => {
       fill();
       const now = wanted;
-      // Who looked further keeps what was found: the list is not asked for again from its beginning.
+      // After looking further the results stay: the list is not loaded again from its start.
       const [found, job] = await Promise.all([further.length ? answer : ask(), now.id ? look(now.queue, now.id) : null]);
       if (now.queue !== wanted.queue || now.id !== wanted.id || now.state !== wanted.state || now.q !== wanted.q || now.page !== wanted.page) return;
       answer = found;

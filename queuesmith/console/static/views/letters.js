@@ -45,7 +45,7 @@ async function replaySome(ids, queue, total, refresh) {
     h(
       "form",
       { onsubmit: (event) => { event.preventDefault(); close(Number(rate.value)); } },
-      h("p", null, "Each job goes back to its queue under its own id; what it already did is not done again. The cap keeps a burst from hurting what made them fail."),
+      h("p", null, "Each job goes back to its queue under its own id; what it already did is not done again. The limit keeps a burst from hurting what made them fail."),
       h("label", { for: "replay-rate" }, "At most this many per second"),
       rate,
       h("div", { class: "actions" }, h("button", { onclick: () => close(null) }, "Not now"), h("button", { type: "submit", class: "primary" }, "Replay")),
@@ -177,7 +177,7 @@ function mount({ body, tools, params, query, refresh }) {
     clearTimeout(typing);
     typing = setTimeout(() => {
       wanted = { ...wanted, q: search.value.trim(), page: 0 };
-      history.replaceState(null, "", address({})); // no step back for every letter
+      history.replaceState(null, "", address({})); // no history entry for every letter
       refresh();
     }, 300);
   });

@@ -11,7 +11,7 @@ async function release(event, action, refresh) {
   if (action === "discard" && !(await confirmAction("Give this event up?", "It will never be published; the events behind it go on.", "Give it up", "Keep it"))) return;
   await attempt(async () => {
     await admin("/admin/outbox/quarantine", { method: "POST", json });
-    return action === "requeue" ? "The event worker tries it again." : "Given up; what waited behind it goes on.";
+    return action === "requeue" ? "The event worker tries it again." : "Given up; the events behind it go on.";
   }, refresh);
 }
 

@@ -26,7 +26,7 @@ function tile(label, href) {
 async function pause(row, again) {
   const words = row.paused
     ? [`Resume ${row.queue}?`, "Workers take jobs from it again.", "Resume it"]
-    : [`Pause ${row.queue}?`, "No worker, in whatever language, takes a job from it until somebody resumes it. What runs is finished.", "Pause it"];
+    : [`Pause ${row.queue}?`, "No worker, in whatever language, takes a job from it until it is resumed. Running jobs are finished.", "Pause it"];
   if (!(await confirmAction(...words))) return;
   await attempt(async () => {
     await admin(path("/admin/queues", row.queue, row.paused ? "resume" : "pause"), { method: "POST" });
@@ -34,7 +34,7 @@ async function pause(row, again) {
   }, again);
 }
 
-/** Running is what has somebody who works; a queue without jobs may do without. */
+/** Running: it has a worker, which a queue without jobs does not need. */
 function stateOf(row) {
   if (row.paused) return "paused";
   if (row.unattended) return "unattended";
@@ -81,7 +81,7 @@ function mount({ body }) {
   const draw = () => {
     const all = queues.totals;
     if (queues.known && !queues.rows.length) {
-      replace(hint, empty("No queues", "Nothing under this prefix was ever added to. A queue appears with its first job."));
+      replace(hint, empty("No queues", "No job was ever added under this prefix. A queue appears with its first job."));
       replace(cards);
     }
     if (!queues.rows.length) return;

@@ -3,7 +3,7 @@ import { attempt, cell, confirmAction, empty, h, keyed, pill, replace, set, setP
 import { ago, ahead, count, full, plural, seconds } from "../format.js";
 
 async function run(one, refresh) {
-  if (!(await confirmAction(`Run ${one.id} now?`, "One run more, beside the regular ones. If its payload is signed, the next regular run is brought forward instead.", "Run it now", "Not now"))) return;
+  if (!(await confirmAction(`Run ${one.id} now?`, "One extra run. If its payload is signed, the next regular run is brought forward instead.", "Run it now", "Not now"))) return;
   await attempt(async () => {
     const made = await admin(path("/admin/schedules", one.queue, one.id, "run"), { method: "POST" });
     return `${made.done === "added" ? "Added" : "Brought forward"}: ${made.job_id}`;

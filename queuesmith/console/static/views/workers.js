@@ -39,7 +39,7 @@ function mount({ body }) {
       text(whoHead, answer.workers ? `Workers (${count(workers.length)})` : "Workers");
       text(whatHead, `What runs (${count(answer.running)})`);
       replace(hint, idle.length ? h("p", { class: "note tone-warn" }, `Nobody is working on ${idle.slice(0, 8).join(", ")}${idle.length > 8 ? ` and ${plural(idle.length - 8, "other queue")}` : ""}.`) : null);
-      replace(noWorker, workers.length ? null : answer.workers === null ? empty("This user of Redis may not list connections", "Allow it CLIENT LIST (ACL: +client|list) to see who is alive.") : empty("No worker is connected", "Jobs wait until one is. Start a worker, and look for it here."));
+      replace(noWorker, workers.length ? null : answer.workers === null ? empty("This Redis user may not list connections", "Allow it CLIENT LIST (ACL: +client|list) to see who is alive.") : empty("No worker is connected", "Jobs wait until one is. Start a worker, and look for it here."));
       replace(noJob, answer.active.length ? null : empty("Nothing runs right now"));
       people.hidden = workers.length === 0;
       running.hidden = answer.active.length === 0;
@@ -50,4 +50,4 @@ function mount({ body }) {
   };
 }
 
-export const workers = { id: "workers", title: "Workers", icon: "workers", admin: true, about: "Who is alive, what runs where and since when. Every BullMQ worker is seen by the name of its connection.", mount };
+export const workers = { id: "workers", title: "Workers", icon: "workers", admin: true, about: "Who is alive, what runs where and since when. BullMQ workers are known by the name of their connection.", mount };

@@ -56,7 +56,7 @@ def _errors(body: str) -> Iterator[tuple[str, int]]:
         elif re.fullmatch(rf"\{{\s*(?:{LOG}\([^\n]*\)\s*)?\}}", block):
             yield "swallowed-error", match.start()
     for match in re.finditer(r"^\s*_\s*(?:,\s*_\s*)?=\s*[\w.]+\(", body, re.MULTILINE):
-        # Beside an error that is returned it is only the second one.
+        # Before an error is returned, it is only a second one.
         returned = re.match(r"[^\n]*\n(?:[^\n}]*\n){0,2}\s*return\s+(?!nil\s*\n)", body[match.end() :])
         if EFFECT.search(match[0]) and not returned:
             yield "swallowed-error", match.end() - 1

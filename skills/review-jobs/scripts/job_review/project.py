@@ -1,4 +1,4 @@
-"""What was read: files per language, libraries recognised and not, versions. Known before one file is judged."""
+"""What was read: files per language, libraries recognised and not, versions. Known before any file is judged."""
 
 import ast
 import json
@@ -28,7 +28,7 @@ SKIPPED = {
 TESTS = re.compile(
     r"(^|/)(tests?|__tests__|specs?|e2e)(/|$)|(^|/)(test_[^/]*|[^/]*[._]((client|server|unit)?test|spec))\.\w+$"
 )
-# Nobody mends it here: https://go.dev/s/generatedcode, and what others write alike.
+# Not to be fixed here: https://go.dev/s/generatedcode, and similar marks.
 GENERATED = re.compile(r"^(?://|#) Code generated .* DO NOT EDIT\.$", re.MULTILINE)
 SCRIPTS = {".ts", ".tsx", ".mts", ".cts", ".js", ".jsx", ".mjs", ".cjs"}
 LANGUAGES = {".py": "Python", ".go": "Go"} | dict.fromkeys(SCRIPTS, "TypeScript/JavaScript")
@@ -50,7 +50,7 @@ UNREAD = {
     ".ipynb": "notebooks",
 }
 
-# name: (Python modules, npm packages, Go modules). The first table has rules of its own, the second only the general ones.
+# name: (Python modules, npm packages, Go modules). The first table has its own rules, the second only the general ones.
 JUDGED: dict[str, tuple[str, str, str]] = {
     "BullMQ": ("bullmq", "bullmq|@nestjs/bullmq", ""),
     "Celery": ("celery", "", ""),
@@ -120,7 +120,7 @@ _IMPORT = (
 
 @dataclass
 class Read:
-    """What a report says beside its findings."""
+    """What a report says besides its findings."""
 
     files: dict[str, int] = field(default_factory=dict)
     frameworks: dict[str, int] = field(default_factory=dict)
@@ -166,7 +166,7 @@ class Project:
             or ("SIGTERM" in text and re.search(r"process\.(on|once)\(", text))
             for text in self.scripts.values()
         )
-        # A queue that is made in another file may have them.
+        # A queue made in another file may have them.
         self.default_options = any("defaultJobOptions" in text for text in self.scripts.values())
         self.acks_late = "acks_late" in everything
         self.manifests = Manifests(paths)
@@ -258,7 +258,7 @@ class Manifests:
     def of(self, language: str, package: str) -> list[str]:
         rows = [row for row in self._found if row[1:3] == (language, package)]
         locked = {row[0] for row in rows if row[4]}
-        # A lock says what is installed; the range beside it only what might be.
+        # A lock says what is installed, a range only what might be.
         return [row[3] for row in rows if row[4] or row[0] not in locked]
 
     def nearest(self, path: Path, language: str, package: str) -> str | None:
@@ -290,7 +290,7 @@ def _manifests(paths: Iterable[Path]) -> Iterator[Path]:
         for file in _walk(path) if path.is_dir() else sorted(path.parent.iterdir()):
             if any(file.match(name) for name in names):
                 yield file
-        # Called with `src/`, the manifest stands above it.
+        # Called with `src/`, the manifest is above it.
         here = below.resolve()
         while not (here / ".git").exists() and here != here.parent:
             here = here.parent

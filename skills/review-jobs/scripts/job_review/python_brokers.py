@@ -1,4 +1,4 @@
-"""Python: Redis Streams, Kafka, RabbitMQ, Celery, APScheduler, and what stands in a transaction."""
+"""Python: Redis Streams, Kafka, RabbitMQ, Celery, APScheduler, and sends inside transactions."""
 
 import ast
 import re

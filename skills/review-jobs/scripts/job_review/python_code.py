@@ -49,7 +49,7 @@ def findings(tree: Tree) -> Iterator[Hit]:
         ):
             for line in replaced_rows(node.value):
                 yield "replace-effect-row", node.lineno + line - 1
-            # Defined in the handler and handed on, it runs where others decide: in the transaction of a marker, say.
+            # Passed on by the handler, it runs where others decide: in the transaction of a marker, say.
             if tree.function(node) in tree.reached and not KEYED.search(tree.source):
                 for _ in plain_inserts(node.value):
                     yield "insert-without-marker", node.lineno
@@ -117,7 +117,7 @@ def _key(tree: Tree, where: ast.AST, value: ast.expr) -> Iterator[Hit]:
         and not any(tree.enqueues(parent) for parent in tree.above(where))
         and not (isinstance(where, ast.Call) and ROW.search(name(where.func)))
     ):
-        # A key made with the job, in its payload, or stored in a row, is equal in every try.
+        # A key made with the job, in its payload, or stored in a row, is the same in every try.
         yield "key-per-try", where.lineno  # type: ignore[attr-defined]
 
 
@@ -148,7 +148,7 @@ def _timer(tree: Tree, node: ast.While) -> Iterator[Hit]:
     blocks = r"\b(xread|xreadgroup|brpop|blpop|bzpopmin|receive|recv|receive_message|poll)|\.get\(\)"
     for part in own:
         if isinstance(part, ast.Call) and name(part.func) in pauses and _fixed_pause(tree, part.args):
-            # `schedule.every(…)` was found where it stands.
+            # `schedule.every(…)` is reported at its own line.
             if not re.search(blocks, ast.unparse(node)) and "run_pending" not in ast.unparse(node):
                 yield "interval-loop", node.lineno
             return
@@ -196,10 +196,10 @@ def _swallowed(tree: Tree, handler: ast.ExceptHandler) -> Iterator[Hit]:
         return
     for statement in handler.body:
         for part in ast.walk(statement):
-            # Raised, or told to whoever waits for the result.
+            # Raised, or returned to whoever waits for the result.
             error = rf"['\"]error|^return {handler.name or '-'}$"
-            told = isinstance(part, ast.Return) and re.search(error, ast.unparse(part))
-            if isinstance(part, ast.Raise) or told:
+            reported = isinstance(part, ast.Return) and re.search(error, ast.unparse(part))
+            if isinstance(part, ast.Raise) or reported:
                 return
             if isinstance(part, ast.Call):
                 called = ast.unparse(part.func)
@@ -207,7 +207,7 @@ def _swallowed(tree: Tree, handler: ast.ExceptHandler) -> Iterator[Hit]:
                     r"capture_exception|print_exc|^(str|repr|type|getattr|dict)$|format|^(self\.)?_?log(ger|ging)?\."
                 )
                 if not logs(called) and not re.search(harmless, called):
-                    return  # it does something about it
+                    return  # it handles the error
             if isinstance(part, ast.Assign | ast.AugAssign):
                 return  # kept for later
     yield "swallowed-error", handler.lineno
@@ -258,7 +258,7 @@ def _nested_retries(tree: Tree) -> Iterator[Hit]:
 
 
 def _client_errors(tree: Tree) -> Iterator[Hit]:
-    """raise_for_status in a job, and nowhere in the file a word about which status is worth a retry."""
+    """raise_for_status in a job, and nothing in the file about which status is worth a retry."""
     if PERMANENT.search(tree.source):
         return
     for function in tree.reached:
@@ -347,8 +347,8 @@ def _row(tree: Tree, call: ast.Call, value: ast.expr) -> bool:
     if re.search(r"\b\w+\.__dict__\b|\bvars\(\w+\)|\._mapping\b|\._asdict\(\)|model_to_dict\(|\bdict\(row\)", text):
         return True
     if match := re.search(r"\b(\w+)\.to_dict\(\)", text):
-        told = r"payload|job|data|message|event|command|task|envelope|context|trace|telemetry|meta|header"
-        return not re.search(told, match[1])
+        own = r"payload|job|data|message|event|command|task|envelope|context|trace|telemetry|meta|header"
+        return not re.search(own, match[1])
     function = tree.function(call)
     if not isinstance(value, ast.Name) or function is None:
         return False

@@ -94,7 +94,7 @@ RULES = _rules(
     ("stock-worker", "medium", "the stock Python Worker strands jobs in close(), goes deaf when idle on redis-py 8, ends on a CancelledError",
      "the worker of the page, or its options and drain one by one", "SIGTERM under load: no job stays active; idle 60 s: a job starts at once",
      "background-jobs/bullmq-worker"),
-    ("kafka-auto-commit", "high", "offsets are committed by a timer or on read, also of messages still in work: a crash loses them",
+    ("kafka-auto-commit", "high", "offsets are committed by a timer or on read, even of messages still in work: a crash loses them",
      "auto-commit off, commit after the effect", "SIGKILL mid-message: it is delivered again", "event-driven/event-bus"),
     ("rabbit-auto-ack", "critical", "the broker forgets a message the moment it is sent: a crash loses it and all that was prefetched",
      "acknowledge after the effect, with a prefetch", "SIGKILL mid-message: it is delivered again", "event-driven/event-bus"),

@@ -12,7 +12,7 @@ LOG = r"(?:console|log|logger|jobLog|\w*[lL]og)\.(?:log|debug|info|warn|error)"
 SENDS = r"\b(\w+)\.(?:add|addBulk|publish|xAdd|xadd|send|sendToQueue)\s*\("
 RANDOM = r"randomUUID\(|uuidv?[147]?\(|nanoid\(|Date\.now\(|Math\.random\(|ulid\("
 BROWSER = re.compile(r"\b(document|window)\.|['\"](?:@angular/core|react|vue|svelte)['\"]")
-# What each process has to look after by itself.
+# What each process must do for itself.
 LOCAL = re.compile(
     r"heartbeat|keep_?alive|\bping|renew|watch|check\w*Worker|inactive|cache|health|metric|gauge|progress|flush",
     re.IGNORECASE,
@@ -22,7 +22,7 @@ SLOTTED = re.compile(r"\bslots?\b|ON CONFLICT|advisory_lock|redlock", re.IGNOREC
 
 def findings(path: Path, text: str, project: Project) -> Iterator[Hit]:
     uses = project.uses[path]
-    # The timers of a page in a browser are nobody else's.
+    # The timers of a browser page are its own.
     if path.suffix not in (".tsx", ".jsx") and not BROWSER.search(text):
         for match, call in calls(text, r"(?<!function )\bsetInterval"):
             if not LOCAL.search(text[text.rfind("\n", 0, match.start()) + 1 : match.start()] + call):
@@ -48,7 +48,7 @@ def _queues(text: str) -> str:
 def _keys_and_locks(text: str) -> Iterator[Hit]:
     for match, call in calls(text, r"\.set"):
         if re.search(r"['\"]NX['\"]|\bNX\s*:\s*true", call) and not THROTTLE.search(call):
-            # Nobody asks who was first: a value for all, no marker.
+            # The answer is not used: a shared value, not a marker.
             if re.search(r"[;{}]\s*(?:await\s+)?[\w.?]+$", text[max(0, match.start() - 200) : match.start()]):
                 continue
             around = text[match.start() : match.start() + 900]
@@ -60,7 +60,7 @@ def _keys_and_locks(text: str) -> Iterator[Hit]:
             # Read back: a value that is made once, not a marker.
             if not lock and re.search(r"\.get\s*\(", around.split("\n}", maxsplit=1)[0]):
                 continue
-            # Named so, or released somewhere in the file.
+            # Named a lock, or released somewhere in the file.
             locks = lock and ("lock" in call.lower() or re.search(r"\.del\s*\(", text))
             yield "lock-without-token" if locks else "set-nx-idempotency", line_at(text, match.start())
     for match in re.finditer(r"\bidempotency[_-]?key['\"]?\s*[:=,]\s*([^\n]*)", text, re.IGNORECASE):
@@ -265,7 +265,7 @@ def _bullmq(path: Path, text: str, project: Project) -> Iterator[Hit]:
             around = text[max(0, match.start() - 300) : match.start()]
             if re.search(r"health|ready|backlog|depth", around, re.IGNORECASE):
                 yield "partial-health", line_at(text, match.start())
-    # A plain URL: commands wait in the offline queue for as long as Redis is away.
+    # A plain URL: commands wait in the offline queue for as long as Redis is down.
     for match, call in calls(text, r"new\s+Queue\s*(?:<[^>]*>)?"):
         if re.search(r"connection\s*:\s*(?:\{\s*url\s*:[^,}]*\}|new\s+(?:IO)?Redis\s*\(\s*[^,{)]*\))", call):
             yield "redis-default-timeout", line_at(text, match.start())

@@ -7,9 +7,9 @@ SECRET = (
     r"password|passwd|secret|client_?secret|api_?key|access_?token|refresh_?token|auth_?token|bearer_?token|authorization"
     r"|private_?key|card_?number|cvv|cvc|iban|ssn|email|e_mail|email_?address"
 )
-# As many failed jobs as nobody overlooks.
+# Failed jobs that nobody overlooks.
 MANY = 10_000
-# SET NX against calls that come too often, not against work that comes twice.
+# SET NX that limits calls, not one that detects duplicates.
 THROTTLE = re.compile(r"throttle|cool_?down|rate_?limit|debounce", re.IGNORECASE)
 # Tables in which the last writer may win.
 CACHES = r"cache|kv|setting|config|checkpoint|cursor|progress|offset|lease|lock|session|stat|metric|heartbeat|snapshot"
