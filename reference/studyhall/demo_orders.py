@@ -66,9 +66,9 @@ async def _ends(app: App, placed: list[str]) -> dict[str, str]:
         async with read(app.store) as connection:
             rows = await connection.execute(select(orders.c.id, orders.c.status).where(orders.c.id.in_(placed)))
             states = {row.id: row.status for row in rows}
-            told = await connection.scalar(select(func.count()).select_from(payouts)) or 0
+            paid = await connection.scalar(select(func.count()).select_from(payouts)) or 0
         ended = all(state in ("confirmed", "cancelled") for state in states.values())
-        if (ended and told >= list(states.values()).count("confirmed")) or time.monotonic() > deadline:
+        if (ended and paid >= list(states.values()).count("confirmed")) or time.monotonic() > deadline:
             return states
         await asyncio.sleep(0.1)
 

@@ -70,10 +70,10 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
         out.print(f"[dim]{escape(empty)}[/]")
         return
     sizes = [max(map(len, values)) for values in zip(columns, *shown, strict=True)]
-    beside, left = list[int](), out.width + 2
+    beside, room = list[int](), out.width + 2
     for number, size in enumerate(sizes):
-        if size + 2 <= left:
-            beside, left = [*beside, number], left - size - 2
+        if size + 2 <= room:
+            beside, room = [*beside, number], room - size - 2
 
     def line(values: Sequence[str]) -> str:
         return escape("  ".join(f"{values[number]:<{sizes[number]}}" for number in beside).rstrip())

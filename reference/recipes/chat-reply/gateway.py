@@ -9,6 +9,6 @@ async def deferred(replies, producer, command, **options):
     await command.response.defer()  # within 3 s
     names = str(command.id), str(command.application_id), command.token
     asked = Interaction(*names, options=options)
-    said = await replies.accept(asked, lambda: producer.enqueue(job_of(asked)))
-    if "data" in said:  # Redis is away: say so now
-        await command.edit_original_response(content=said["data"]["content"])
+    reply = await replies.accept(asked, lambda: producer.enqueue(job_of(asked)))
+    if "data" in reply:  # Redis is away: say so now
+        await command.edit_original_response(content=reply["data"]["content"])

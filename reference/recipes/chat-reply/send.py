@@ -26,9 +26,9 @@ def send(task: Task):
     }
     request = urllib.request.Request(os.environ["API_URL"], text, head)
     with urllib.request.urlopen(request, timeout=10) as answer:
-        said = json.load(answer)
-    if said["type"] != 5:
-        raise SystemExit(said["data"]["content"])
+        reply = json.load(answer)
+    if reply["type"] != 5:
+        raise SystemExit(reply["data"]["content"])
 
 
 if __name__ == "__main__":

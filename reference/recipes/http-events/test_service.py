@@ -47,7 +47,7 @@ def receivers():
 def until(condition, *processes):
     ends = time.monotonic() + 120
     while not condition():
-        assert all(one.poll() is None for one in processes), "it ended, see above"
+        assert all(process.poll() is None for process in processes), "ended, see above"
         assert time.monotonic() < ends, "it did not happen in time"
         time.sleep(0.05)
 
@@ -55,8 +55,8 @@ def until(condition, *processes):
 def test_every_receiver_gets_each_event_whatever_the_other_says(receivers, tmp_path):
     crm, mail = receivers["crm"], receivers["mail"]
     urls = [
-        f"{name}=http://127.0.0.1:{one.server_port}"  # by the names of the fixture
-        for name, one in receivers.items()
+        f"{name}=http://127.0.0.1:{receiver.server_port}"  # by the names of the fixture
+        for name, receiver in receivers.items()
     ]
     env = {
         **os.environ,

@@ -53,8 +53,7 @@ async def dated(run: JobContext, call_next):
     """Known by its slot's day, so that the clock's run and one by hand are one."""
     if tick := tick_of(run.job_id, run.job.data):
         day = f"{tick.at.astimezone(ZoneInfo(ZONE)):%Y%m%d}"
-        told = {**run.body, "date": day}
-        run.payload = Task.model_validate(told)
+        run.payload = Task.model_validate({**run.body, "date": day})
     run.key = str(run.payload.date)
     # And compared by it: no mark of what the clock was told, "0".
     run.body, run.mark = run.payload.model_dump(mode="json"), ""

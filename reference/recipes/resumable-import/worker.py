@@ -41,7 +41,7 @@ def read(path: Path, after: int):
         yield from ((rows.line_num, row) for row in rows if rows.line_num > after)
 
 
-def told(row: dict) -> dict:
+def checked(row: dict) -> dict:
     bad = None in row or None in row.values()  # your rules
     return {"data": json.dumps(row), "rejected": "columns" if bad else None}
 
@@ -57,7 +57,7 @@ async def handle(ctx: JobContext, task: Task) -> Done:
 
 
 async def save(key: str, batch: list, tx):
-    rows = [{"key": key, "line": n, **told(row)} for n, row in batch]
+    rows = [{"key": key, "line": n, **checked(row)} for n, row in batch]
     await tx.execute(insert(imported), rows)
 
 

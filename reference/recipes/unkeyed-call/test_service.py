@@ -36,7 +36,7 @@ class Provider(BaseHTTPRequestHandler):
             self.answer(200)
 
     def do_GET(self):
-        self.answer(200 if any(one in self.path for one in self.sent) else 404)
+        self.answer(200 if any(sent in self.path for sent in self.sent) else 404)
 
     def answer(self, status):
         self.send_response(status)

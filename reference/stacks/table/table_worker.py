@@ -63,14 +63,14 @@ def put(connection: Any, kind: str, key: str) -> bool:
 
 def run(connect: Connect, kind: str, work: Work, *, lease: float = 60, tries: int = 12, threads: int = 1) -> None:
     """In the main thread. `connect()` makes a new connection: each thread has its own."""
-    told: list[int] = []  # no Event is safe to set in a handler while the same thread waits for it
+    signals: list[int] = []  # no Event is safe to set in a handler while the same thread waits for it
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _frame: told.append(number))
+        signal.signal(number, lambda number, _frame: signals.append(number))
     stop = threading.Event()
     workers = [threading.Thread(target=_loop, args=(connect, kind, work, lease, tries, stop)) for _ in range(threads)]
     for worker in workers:
         worker.start()
-    while not told:
+    while not signals:
         time.sleep(0.1)
     stop.set()
     for worker in workers:

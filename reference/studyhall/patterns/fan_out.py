@@ -136,8 +136,8 @@ class QueuePublisher:
             for ident in ids:
                 pipe.hget(self._queue.toKey(ident), "finishedOn")
                 pipe.zscore(self._queue.toKey("failed"), ident)
-            found = await pipe.execute()
-        for ident, finished, failed in zip(ids, found[::2], found[1::2], strict=True):
+            replies = await pipe.execute()
+        for ident, finished, failed in zip(ids, replies[::2], replies[1::2], strict=True):
             if failed:
                 log.warning("queue %s: %s failed before, nothing was added: retry the job", self._queue.name, ident)
             elif finished:

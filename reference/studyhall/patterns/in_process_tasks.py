@@ -53,12 +53,12 @@ class Tasks:
         self._draining = True
         if self._running:
             await asyncio.wait(self._running, timeout=grace)
-        left = list(self._running)
-        for task in left:
+        rest = list(self._running)
+        for task in rest:
             task.cancel()
-        if left:
-            await asyncio.wait(left, timeout=5.0)
-        return [task.get_name() for task in left]
+        if rest:
+            await asyncio.wait(rest, timeout=5.0)
+        return [task.get_name() for task in rest]
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)

@@ -234,9 +234,9 @@ def _pointing(event: JobEvent, cursor: Cursor, wanted: Iterable[str]) -> JobEven
 
 def _parse(cursor: str, wanted: Iterable[str]) -> Cursor:
     """What a client sends back is anybody's text: take the positions of queues we know, leave the rest."""
-    found = re.findall(r"(?:^|,)([^,:]+):(\d{1,15}-\d{1,15})(?=,|$)", cursor[:MAX_CURSOR])
+    pairs = re.findall(r"(?:^|,)([^,:]+):(\d{1,15}-\d{1,15})(?=,|$)", cursor[:MAX_CURSOR])
     known = set(wanted)
-    return {queue: _position(at) for queue, at in found if queue in known}
+    return {queue: _position(at) for queue, at in pairs if queue in known}
 
 
 def _position(ident: str) -> Position:

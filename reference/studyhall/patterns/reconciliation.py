@@ -98,5 +98,5 @@ async def reconcile(
 
 
 async def _absent(keys: list[str], present: Present) -> list[str]:
-    found = set(await present(keys)) if keys else set()
-    return [key for key in keys if key not in found]
+    existing = set(await present(keys)) if keys else set()
+    return [key for key in keys if key not in existing]

@@ -65,11 +65,11 @@ async def logged(
     while True:
         page = select(row.position, row.body).where(*chosen, row.position > after)
         async with read(store) as connection:
-            found = (await connection.execute(page.order_by(row.position).limit(batch))).all()
-        for position, body in found:
+            rows = (await connection.execute(page.order_by(row.position).limit(batch))).all()
+        for position, body in rows:
             after = position
             yield Event.decode(body, max_bytes=len(body) * 4)
-        if len(found) < batch:
+        if len(rows) < batch:
             return
 
 

@@ -93,17 +93,17 @@ class Signer:
         key = self._keys.get(key_id)
         if key is None:
             raise ForgedJob("the job is signed with a key this worker does not know: add it to the accepted keys")
-        found = mac.encode(errors="replace")
+        given = mac.encode(errors="replace")
         # Our producers write the canonical form and put the signature at its end: before that stands what was signed.
         end = f"{_member(signature)}}}"
         signed = f"{text[: -len(end)]}}}" if text and text.endswith(end) else ""
-        if signed and hmac.compare_digest(found, _mac(key, name, job_id, signed).encode()):
+        if signed and hmac.compare_digest(given, _mac(key, name, job_id, signed).encode()):
             return True
         try:  # written by others: an older version, a tool that changed the job
             expected = _mac(key, name, job_id, _body(data))
         except NotJson:  # nothing our own producer could have written
             expected = ""
-        if not expected or not hmac.compare_digest(found, expected.encode()):
+        if not expected or not hmac.compare_digest(given, expected.encode()):
             raise ForgedJob("the signature does not match: the job's name, id or data was altered")
         return False
 

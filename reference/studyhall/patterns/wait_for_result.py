@@ -112,8 +112,8 @@ class Results:
                 pipe.hmget(base + ref.id, "returnvalue", "failedReason", "name")
                 done, failed, (value, reason, name) = await pipe.execute()
         except (RedisError, OSError):
-            found = await self._stored(ref, left)
-            return _RUNNING if found is _NOWHERE else found
+            stored = await self._stored(ref, left)
+            return _RUNNING if stored is _NOWHERE else stored
         if done is not None:
             return json.loads(value or "null")
         if failed is not None:

@@ -103,8 +103,8 @@ class LocalProvider:
 
     async def answer(self, question: str, text: str, *, key: str, deadline: float) -> str:
         await asyncio.sleep(min(self._pace, time_left(deadline)))
-        told = relevant(question, sentences(text[:MAX_TEXT]), at_most=3)
-        return " ".join(told) or "Your documents do not say anything about that."
+        quotes = relevant(question, sentences(text[:MAX_TEXT]), at_most=3)
+        return " ".join(quotes) or "Your documents do not say anything about that."
 
     async def close(self) -> None:
         """Nothing is open."""

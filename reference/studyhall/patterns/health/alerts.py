@@ -109,11 +109,11 @@ async def _claim(store: AsyncEngine, rules: Sequence[Rule]) -> list[Alert]:
     claim = update(health_alerts).where(_t.announced.is_(False), free).values(claimed_until=now + LEASE)
     async with begin(store) as tx:
         rows = (await tx.execute(claim.returning(*health_alerts.c))).all()
-    found = []
+    alerts = []
     for row in rows:
         rule = rule_for(row.signal, rules)
-        found.append(Alert(row.signal, row.raised, row.since, row.value, rule.because if rule else ""))
-    return sorted(found, key=lambda alert: (alert.since, alert.signal))
+        alerts.append(Alert(row.signal, row.raised, row.since, row.value, rule.because if rule else ""))
+    return sorted(alerts, key=lambda alert: (alert.since, alert.signal))
 
 
 async def _announce(store: AsyncEngine, alert: Alert, send: Callable[[Alert], Awaitable[object]] | None) -> bool:

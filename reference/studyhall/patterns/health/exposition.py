@@ -30,12 +30,12 @@ STATES = ("waiting", "prioritized", "delayed", "overdue", "waiting_children", "a
 Sample = tuple[str, Mapping[str, str], float]  # name, labels, value
 
 
-def queue_samples(found: Health) -> list[Sample]:
+def queue_samples(health: Health) -> list[Sample]:
     """Of `health.measure`."""
-    samples: list[Sample] = [("dead_letters", {}, found.dead_letters)]
-    if found.memory is not None:
-        samples.append(("redis_memory_ratio", {}, found.memory))
-    for queue in found.queues:
+    samples: list[Sample] = [("dead_letters", {}, health.dead_letters)]
+    if health.memory is not None:
+        samples.append(("redis_memory_ratio", {}, health.memory))
+    for queue in health.queues:
         named = {"queue": queue.queue}
         samples += [("queue_depth", {**named, "state": state}, getattr(queue, state)) for state in STATES]
         samples.append(("queue_oldest_age_seconds", named, queue.oldest))

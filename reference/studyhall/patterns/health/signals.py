@@ -92,11 +92,11 @@ async def measure(
     since = time.time() - window
     total, failures = await dead_letters(since) if dead_letters else (0, {})
     client: Any = redis  # redis-py types every answer as text or bytes; ours are decoded
-    found = [await _queue(client, name, f"{prefix}:{name}:", failures.get(name, 0), window) for name in names]
+    measured = [await _queue(client, name, f"{prefix}:{name}:", failures.get(name, 0), window) for name in names]
     connected = await _connected(client)
     if connected is not None:
-        found = [replace(one, workers=_workers(connected, prefix, one.queue)) for one in found]
-    return Health(found, total, await memory_used(redis))
+        measured = [replace(queue, workers=_workers(connected, prefix, queue.queue)) for queue in measured]
+    return Health(measured, total, await memory_used(redis))
 
 
 def count_stalls(worker: Any, redis: Redis) -> None:
@@ -109,11 +109,11 @@ async def memory_used(redis: Redis) -> float | None:
     """The share in use of `maxmemory`, or of the machine's memory where there is none. At 1 every add is refused."""
     client: Any = redis
     try:
-        found = await client.info("memory")
+        memory = await client.info("memory")
     except NoPermissionError:
         return None
-    limit = found.get("maxmemory") or found.get("total_system_memory")
-    return float(found["used_memory"]) / float(limit) if limit else None
+    limit = memory.get("maxmemory") or memory.get("total_system_memory")
+    return float(memory["used_memory"]) / float(limit) if limit else None
 
 
 async def _connected(redis: Any) -> Counter[str] | None:

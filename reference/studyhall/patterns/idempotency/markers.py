@@ -97,9 +97,9 @@ def result_of(store: AsyncEngine) -> Callable[[Any], Awaitable[Stored | None]]:
     async def stored(ref: Any) -> Stored | None:
         # The second is that of `plain`, whose keys are those of one queue.
         kinds = inbox.c.consumer.in_([ref.name, f"{ref.queue}/{ref.name}"])
-        found = select(inbox.c.result, inbox.c.at).where(kinds, inbox.c.key == ref.key)
+        query = select(inbox.c.result, inbox.c.at).where(kinds, inbox.c.key == ref.key)
         async with read(store) as connection:
-            row = (await connection.execute(found)).first()
+            row = (await connection.execute(query)).first()
         return None if row is None or row.result is None else Stored(json.loads(row.result), row.at)
 
     return stored
@@ -195,11 +195,11 @@ class Inbox:
 
     def _stored(self, connection: _Runs, keys: Sequence[str]) -> dict[str, _Row]:
         if self._postgres:
-            found = connection.exec_driver_sql(_LOOK_UP_ALL, (self._consumer, list(keys)))
+            rows = connection.exec_driver_sql(_LOOK_UP_ALL, (self._consumer, list(keys)))
         else:
             look_up = _LOOK_UP.replace("(?)", f"({', '.join('?' * len(keys))})")
-            found = connection.exec_driver_sql(look_up, (self._consumer, *keys))
-        return {row[0]: _Row(*row) for row in found}
+            rows = connection.exec_driver_sql(look_up, (self._consumer, *keys))
+        return {row[0]: _Row(*row) for row in rows}
 
 
 def _same_payload(row: _Row | None, key: str, fingerprint: str) -> Stored:

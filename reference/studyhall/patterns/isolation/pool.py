@@ -227,8 +227,8 @@ class _Child:
 
 def _address(fn: Callable[..., Any]) -> tuple[str, str]:
     module, name = getattr(fn, "__module__", ""), getattr(fn, "__qualname__", "")
-    found = getattr(sys.modules.get(module), name, None) if module != "__main__" else None
-    if found is not fn:
+    resolved = getattr(sys.modules.get(module), name, None) if module != "__main__" else None
+    if resolved is not fn:
         raise TypeError(f"{_label(fn)} must be a top-level function of an importable module to run in a child")
     return module, name
 

@@ -223,7 +223,7 @@ class HumanLines(JsonLines):
         details = " ".join(f"{key}={value}" for key, value in line.items())
         # What somebody typed must not move the cursor, nor look like a line of its own.
         text = clean_text(f"{clock} {level:<7} {msg} {details}".rstrip()).replace("\n", "\\n")
-        return text + "".join(f"\n    {one}" for one in clean_text(stack).splitlines())
+        return text + "".join(f"\n    {part}" for part in clean_text(stack).splitlines())
 
 
 def configure_logging(

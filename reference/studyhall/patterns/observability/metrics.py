@@ -91,11 +91,11 @@ class JobMetrics(Collector):
         self._classes: set[tuple[str, str]] = set()
 
     def series(self, queue: str, name: str) -> _Series:
-        if (found := self._series.get((queue, name))) is None:
+        if (series := self._series.get((queue, name))) is None:
             # Anyone who can enqueue can invent names.
             key = (queue, name if len(self._series) < MAX_SERIES else OTHER)
-            found = self._series.setdefault(key, _Series())
-        return found
+            series = self._series.setdefault(key, _Series())
+        return series
 
     def observe(self, queue: str, name: str, outcome: str, duration: float, waited: float) -> None:
         """Count one execution; seconds of running, and of waiting since it was due."""

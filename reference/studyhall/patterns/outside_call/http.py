@@ -55,6 +55,6 @@ def answered(status: int, headers: Any, body: str) -> Any:
 def _check_left(error: Exception) -> None:
     """`requests` and urllib wrap the reason: their ConnectionError alone may also be an answer that was cut off."""
     wrapped = [error, *error.args[:1]]
-    names = {type(one).__name__ for one in (*wrapped, *(getattr(one, "reason", None) for one in wrapped))}
+    names = {type(cause).__name__ for cause in (*wrapped, *(getattr(cause, "reason", None) for cause in wrapped))}
     if names & _NEVER_LEFT:
         raise NotMade(f"no connection: {min(names & _NEVER_LEFT)}") from error

@@ -294,13 +294,13 @@ class Schedules:
 
     async def states(self, producer: _Producer, store: AsyncEngine) -> list[ScheduleState]:
         """Every declared schedule with its next slot, and what became of the earlier ones."""
-        found, past = [], await history.past(store)
+        states, past = [], await history.past(store)
         for schedule in self:
             repeat = producer.queue(self._jobs[schedule.job].queue).toKey("repeat")
             score, row = await producer.redis.zscore(repeat, schedule.id), past.get(schedule.id)
             counts = (row.last_slot, row.ticks, row.missed, row.skipped) if row else ()
-            found.append(ScheduleState(schedule, None if score is None else int(score), *counts))
-        return found
+            states.append(ScheduleState(schedule, None if score is None else int(score), *counts))
+        return states
 
 
 async def server_millis(redis: Redis) -> int:

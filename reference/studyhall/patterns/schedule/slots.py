@@ -88,13 +88,13 @@ class Cadence:
         if len(offsets) == 1:  # no change of the clock near: wall time and real time run alike
             return next(slot for slot in self._slots_from(wall, zone) if slot > millis)
         # Near a change, later wall times may be earlier moments: look at all of them around.
-        found: list[int] = []
+        slots: list[int] = []
         for slot in self._slots_from(wall - _NEAR, zone):
             if slot > millis:
-                found.append(slot)
+                slots.append(slot)
                 if slot > millis + 2 * _NEAR.total_seconds() * 1000:
                     break
-        return min(found)
+        return min(slots)
 
     def _slots_from(self, wall: datetime, zone: ZoneInfo) -> Iterator[int]:
         times = croniter(self.cron, wall, second_at_beginning=True)
