@@ -27,12 +27,12 @@ ROOT = Path(__file__).parent
 API = ["api.py"]
 WORKER = ["worker.py"]
 SEND = ["send.py"]
-EXAMPLE = " --question text"  # of the fields beside the key
+EXAMPLE = " --question text"  # all fields but the key
 OPTIONS = '{"x": 1, "question": "text"}'
 
 
 class Platform(BaseHTTPRequestHandler):
-    """Says 500 to the first edit of every message."""
+    """Answers the first edit of every message with 500."""
 
     edits: list[str] = []  # noqa: RUF012  of all its instances
 
@@ -69,7 +69,7 @@ def status(url, body=None):
     except urllib.error.HTTPError as error:
         return error.code
     except OSError:
-        return None  # it does not listen yet
+        return None  # not listening yet
 
 
 def answered(ident):
@@ -77,7 +77,7 @@ def answered(ident):
 
 
 class Command:
-    """What discord.py hands to a command, as far as it is used."""
+    """What is used of the command that discord.py passes."""
 
     id, application_id, token = 2, "app", "token-2"
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent
 WORKER = ["worker.py"]
 SUBMIT = ["submit.py"]
 OUTBOX = "python -m patterns.outbox.command"
-EXAMPLE = " --amount 1"  # of the fields beside the key
+EXAMPLE = " --amount 1"  # all fields but the key
 
 
 class Receiver(BaseHTTPRequestHandler):
@@ -32,7 +32,7 @@ class Receiver(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def receivers():
-    """By name: `calls` are the ids that came, `answers(ident)` is the status to say."""
+    """By name: `calls` lists the ids received, `answers(ident)` is the status sent."""
     servers = {}
     for name in ("crm", "mail"):
         servers[name] = server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
@@ -78,7 +78,7 @@ def test_every_receiver_gets_each_event_whatever_the_other_says(receivers, tmp_p
 
     crm.answers = lambda ident: 500
     mail.answers = lambda ident: 400 if ".2." in ident else 200
-    # The same one again adds nothing.
+    # A repeat adds nothing.
     run(*SUBMIT, "1", "2", "3", "1", *EXAMPLE.split())
     process = worker()
     try:

@@ -16,7 +16,7 @@ from patterns.engine import ensure_redis
 ROOT = Path(__file__).parent
 WORKER = ["worker.py"]
 RUN_NOW = ["run_now.py"]
-EXAMPLE = " --pages 1"  # of the fields beside the key
+EXAMPLE = " --pages 1"  # all fields but the key
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def env(tmp_path):
         "REDIS_URL": redis.url,
         "DATABASE_URL": f"sqlite:///{tmp_path / 'service.db'}",
         "CRON": "* * * * * *",
-        "ZONE": "UTC",  # none with summer time: a slot of each second would come twice
+        "ZONE": "UTC",  # no summer time, which would repeat slots
     }
     redis.stop()
 
@@ -37,7 +37,7 @@ def rows(env, query):
     with closing(sqlite3.connect(path)) as connection:
         try:
             return connection.execute(query).fetchall()
-        except sqlite3.OperationalError:  # the tables are not made yet
+        except sqlite3.OperationalError:  # no tables yet
             return []
 
 

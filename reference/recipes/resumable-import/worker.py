@@ -51,7 +51,7 @@ async def handle(ctx: JobContext, task: Task) -> Done:
     source = read(path_of(task), done)
     while batch := await asyncio.to_thread(list, islice(source, BATCH)):
         done = batch[-1][0]
-        # One transaction: these rows, and that the next run begins behind them.
+        # One transaction: these rows, and where the next run begins.
         await ctx.checkpoint(done, partial(save, ctx.key, batch))
     return Done({"lines": done})
 

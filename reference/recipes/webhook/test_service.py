@@ -1,4 +1,4 @@
-"""python -m pytest test_service.py: taken while there is no Redis, worked off once."""
+"""python -m pytest test_service.py: taken without Redis, done once."""
 
 import json
 import os
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent
 API = ["api.py"]
 WORKER = ["worker.py"]
 SEND = ["send.py"]
-EXAMPLE = " --amount 1"  # of the fields beside the key
+EXAMPLE = " --amount 1"  # all fields but the key
 
 
 def until(condition, *processes):
@@ -40,7 +40,7 @@ def post(url, body=None, signature=""):
     except urllib.error.HTTPError as error:
         return error.code
     except OSError:
-        return None  # it does not listen yet
+        return None  # not listening yet
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def service(tmp_path):
             with closing(sqlite3.connect(tmp_path / "service.db")) as connection:
                 try:
                     rows = connection.execute("select key from results").fetchall()
-                except sqlite3.OperationalError:  # there is no table yet
+                except sqlite3.OperationalError:  # no table yet
                     return []
                 return sorted(key for (key,) in rows)
 
