@@ -35,7 +35,7 @@ async def cancel_document(app: App, document_id: str, reason: str) -> list[Cance
         try:
             for cancelled in await cancel(app.producer.redis, app.store, app.jobs[name].queue, ident, reason):
                 states[cancelled.job_id] = cancelled
-            break  # it followed the flow to all the others
+            break  # this cancelled the whole flow
         except NoSuchJob:
             continue  # not queued yet, or finished and forgotten
     with contextlib.suppress(delayed.AlreadyStarted):
@@ -58,13 +58,13 @@ def _queue_of(app: App, ident: str) -> str:
 
 
 async def remind(app: App, document_id: str, delay: float) -> JobRef:
-    """Remind the owner `delay` seconds from now; asked again, the reminder moves."""
+    """Remind the owner `delay` seconds from now; a second request moves the reminder."""
     document = await _document(app, document_id)
     request = JobRequest(
         "study-reminder", {"document_id": document_id, "owner": document.owner}, key=document_id, delay=delay
     )
     ref = await app.producer.enqueue(request)
-    if delay:  # if it was there already, only its time changes
+    if delay:  # an existing one only gets a new time
         await delayed.reschedule(app.producer, ref, delay)
     return ref
 

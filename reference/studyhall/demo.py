@@ -100,7 +100,7 @@ async def tour(settings: Settings, *, keep: bool, console: Console) -> int:
 
 @contextlib.asynccontextmanager
 async def _server_ended() -> AsyncIterator[list[RedisServer]]:
-    """Leaves when our embedded server has ended, which it does after its last user: until then it writes files."""
+    """Waits until our embedded server has ended, after its last user: until then it writes files."""
     servers: list[RedisServer] = []
     try:
         yield servers

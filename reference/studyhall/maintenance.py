@@ -117,7 +117,7 @@ class Maintenance:
         return await evaluate(self.store, signals, RULES, to_all(_send, self.tell) if self.tell else _send)
 
     async def reconcile_documents(self, *, grace: float = GRACE) -> Reconciled:
-        """The database says which documents are not through; whose flow is in no queue is enqueued again.
+        """The database says which documents are unfinished; one whose flow is in no queue is enqueued again.
 
         Stages that were done already find their marker and hand on the stored result.
         """
@@ -141,7 +141,7 @@ class Maintenance:
         return await reconcile(unfinished(), self._present, repair, grace=grace)
 
     async def _present(self, documents: Collection[str]) -> set[str]:
-        """Those whose flow lives: its last stage is in Redis, or a stage waits in the dead letters or to be queued."""
+        """Those with a living flow: its last stage is in Redis, or a stage is a dead letter or waits to be queued."""
         queue = self.producer.queue(self.producer.queue_of(LAST))
         async with self.producer.redis.pipeline(transaction=False) as batch:
             for document in documents:
@@ -159,7 +159,7 @@ class Maintenance:
 
 
 def receivers(urls: str | None) -> Sender | None:
-    """As the setting names them."""
+    """From the setting: addresses, comma separated."""
     named = [url.strip() for url in (urls or "").split(",") if url.strip()]
     return to_all(*map(sender, named)) if named else None
 

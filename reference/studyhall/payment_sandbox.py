@@ -267,7 +267,7 @@ class _Server(ThreadingHTTPServer):
 
 
 def serve(port: int, data_dir: Path) -> ThreadingHTTPServer:
-    """Bind to loopback; call `serve_forever()` on what comes back."""
+    """Bind to loopback; call `serve_forever()` on the result."""
     handler = type("Handler", (_Handler,), {"sandbox": Sandbox(data_dir)})
     return _Server(("127.0.0.1", port), handler)
 

@@ -120,7 +120,7 @@ def dead_letters(db: Any, limit: int = 100) -> list[tuple[str, str, str]]:
 def replay(db: Any, key: str) -> None:
     """With all its attempts. Resolve a refused outside call first: `calls.resolve(key, again=True)`."""
     if execute(db, _REPLAY, time.time(), time.time(), key).rowcount != 1:
-        raise Permanent(f"{key!r} is no dead letter: see dead_letters()")
+        raise Permanent(f"{key!r} is not a dead letter: see dead_letters()")
 
 
 class Job(Task):  # type: ignore[misc]

@@ -89,9 +89,9 @@ async def upload(
     key: RequestKey = None,
     prefer: Annotated[str | None, Header(max_length=200, description="`wait=10`: answer 201 if done by then")] = None,
 ) -> UploadAccepted:
-    """Take a PDF, DOCX, Markdown or text file; what it is is told by its bytes, not by its name.
+    """Take a PDF, DOCX, Markdown or text file; its bytes decide the type, not its name.
 
-    202 with its id as soon as it is safe on disk and in the database, also while Redis is away.
+    202 with its id as soon as it is safe on disk and in the database, even while Redis is away.
     """
     with tempfile.TemporaryDirectory(prefix="upload-") as folder:
         path, digest = await _received(file, Path(folder), api.app.settings.max_document_bytes)
@@ -146,7 +146,7 @@ async def show_document(api: Api, caller: Caller, document_id: DocumentId) -> Do
 async def cancel_document(
     api: Api, caller: Caller, document_id: DocumentId, why: Reason | None = None
 ) -> list[Stopped]:
-    """Stop the flow: what has not been done will not be; what is done stays."""
+    """Stop the flow. What is done stays."""
     async with read(api.app.store) as connection:
         if await db.document(connection, document_id, caller) is None:
             raise UnknownDocument("You have no such document.")

@@ -108,7 +108,7 @@ async def all_events(
     last_event_id: LastId = None,
     queue: Annotated[list[str] | None, Query(max_length=50, description="only these queues")] = None,
 ) -> Streamed:
-    """What happens in the queues, whoever's it is."""
+    """What happens in the queues, for all owners."""
 
     async def frames() -> AsyncIterator[str]:
         yield f"retry: {RETRY_MS}\n\n"

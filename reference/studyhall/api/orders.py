@@ -114,7 +114,7 @@ async def show_order(api: Api, caller: Caller, order_id: OrderId) -> OrderDetail
 
 @router.post("/orders/{order_id}/cancel", status_code=202)
 async def cancel_order(api: Api, caller: Caller, order_id: OrderId) -> OrderView:
-    """Ask for an order to be taken back. Only a running one can be."""
+    """Ask to cancel an order. Only a running one can be cancelled."""
     await _mine(api, caller, order_id)
     try:
         async with begin(api.app.store) as tx:

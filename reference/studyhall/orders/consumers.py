@@ -1,4 +1,4 @@
-"""Everybody who cares about orders: each a bus group of its own, each effect once through its inbox."""
+"""The consumers of order events: each a bus group of its own, each effect once through its inbox."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Buying a study pack, as the business says it. Each step names what takes it back."""
+"""Buying a study pack, in the words of the business. Each step names its undo."""
 
 import time
 from dataclasses import replace
@@ -119,11 +119,11 @@ class _Money:
 
     async def find(self, ctx: StepContext) -> dict[str, Any] | None:
         made = await self._payments.find(ctx.key)
-        # A declined one is no effect. Asking for it again under its key brings the same refusal.
+        # A declined charge is not an effect. The same key is refused again.
         return {"id": made["id"]} if made and made["status"] == "succeeded" else None
 
     async def refund(self, ctx: StepContext) -> None:
-        # By the charge's key, not its id: that also takes back a charge nobody ever heard of again.
+        # By the charge's key, not its id: that also takes back a charge whose answer never came.
         await self._payments.refund(ctx.undo_key, charge_key=ctx.key)
 
 

@@ -67,7 +67,7 @@ async def place_order(
 
 
 async def cancel_order(tx: AsyncConnection, order_id: str) -> None:
-    """Ask for an order to stop. It holds while the saga runs; the saga then takes everything back."""
+    """Ask to cancel an order while its saga runs; the saga then takes everything back."""
     asked = update(orders).where(orders.c.id == order_id, orders.c.status.in_(("placed", "processing")))
     if (await tx.execute(asked.values(status="cancelling", updated_at=time.time()))).rowcount != 1:
         status = await tx.scalar(select(orders.c.status).where(orders.c.id == order_id))
@@ -80,7 +80,7 @@ async def add_pack(tx: AsyncConnection, pack_id: str, *, title: str, author: str
 
 
 async def seed_packs(tx: AsyncConnection) -> None:
-    """Something to buy in demo and tests; does nothing when there is."""
+    """Something to buy in demo and tests; does nothing if there is."""
     if await tx.scalar(select(packs.c.id).limit(1)) is None:
         for pack_id, title, author, price_cents, seats in PACKS:
             await add_pack(tx, pack_id, title=title, author=author, price_cents=price_cents, seats=seats)

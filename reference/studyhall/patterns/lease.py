@@ -1,13 +1,13 @@
 """A lease: one holder at a time, renewed while it lives, with a number that exposes a stale holder.
 
 Promise: `async with Lease(redis, "reports", ttl=10) as held` lets one process in. The lease is renewed in the
-background, ends `ttl` seconds after its holder died, and is given up only by the token that took it. Every
-taking gets a higher `held.fence`; a write that calls `check_fence(tx, name, held.fence)` in its transaction
+background, ends `ttl` seconds after its holder died, and is released only by the token that took it. Each
+holder gets a higher `held.fence`; a write that calls `check_fence(tx, name, held.fence)` in its transaction
 is refused once a later holder has written. Wrong clocks do no harm: the server counts `ttl`, a holder counts by
 its monotonic clock.
 
 Why the number: no lock in another process can stop a holder that is frozen (SIGSTOP, swapped out, a paused
-virtual machine) between its last look at the lock and its write. It wakes up, still believes, and writes. The
+virtual machine) between its last look at the lock and its write. It wakes up, unaware, and writes. The
 database that takes the write is the only place that can say no.
 
 When it does NOT hold
@@ -84,7 +84,7 @@ class Held:
 
 
 class Lease:
-    """One taking of the lease `name`. With `cancel_on_loss` the body is cancelled, and `LeaseLost` raised.
+    """Takes the lease `name`, once. With `cancel_on_loss` the body is cancelled, and `LeaseLost` raised.
 
     `label` is readable by others while the lease is held (`holder()`); `wait` is how long to wait for it."""
 
@@ -114,7 +114,7 @@ class Lease:
             asked = time.monotonic()  # from before the call: the server's ttl starts later, never earlier
             try:
                 fence = await self._call(_TAKE, *self._keys, keys=2)
-            except BaseException:  # cancelled, or the answer was lost: it may be ours all the same
+            except BaseException:  # cancelled, or the answer was lost: it may still be ours
                 await self._release()
                 raise
             if fence:

@@ -97,7 +97,7 @@ class ProgressStream:
             await self._client.aclose()
 
     async def ready(self) -> None:
-        """Returns when whatever happens from now on will be seen."""
+        """Returns once everything from now on will be seen."""
         await self._started.wait()
 
     async def events(
@@ -152,7 +152,7 @@ class ProgressStream:
         return False
 
     async def _catch_up(self, since: Cursor, until: Cursor, wanted: Iterable[str]) -> AsyncIterator[JobEvent]:
-        """What Redis holds after `since`, up to `until`; what it no longer holds is told as a gap."""
+        """What Redis holds after `since`, up to `until`; what it no longer holds is reported as a gap."""
         self.catch_ups += 1
         cursor = {**until, **since}
         pages: dict[str, deque[JobEvent]] = {queue: deque() for queue in wanted if queue in since}
@@ -162,7 +162,7 @@ class ProgressStream:
                 yield _pointing(JobEvent(queue, GAP), cursor, wanted)
         unread = set(pages)
         while True:
-            for queue in sorted(unread):  # a page of each, so that the oldest of all can be told first
+            for queue in sorted(unread):  # a page of each, so that the oldest of all goes first
                 if not pages[queue]:
                     end = until.get(queue, START)
                     rows: Any = await self._client.xrange(
@@ -179,7 +179,7 @@ class ProgressStream:
             yield _pointing(event, cursor, wanted)
 
     async def _lost(self, queue: str, position: Position) -> bool:
-        """Was something after this position trimmed, or is the position of a Redis whose data is gone?"""
+        """Was something after this position trimmed, or is it from a Redis whose data is gone?"""
         if position == START:
             return False
         first: Any = await self._client.xrange(self._key(queue), count=1)

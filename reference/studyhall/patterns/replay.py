@@ -2,7 +2,7 @@
 
 Promise: events are read from the outbox (which keeps them until purge) in their old order and handed to ONE
 consumer's effect, never to the bus. What that consumer had already is skipped, so replaying too much is
-safe, also while the consumer runs. With `force` it is applied again, and its marker renewed in the transaction of the
+safe, even while the consumer runs. With `force` it is applied again, and its marker renewed in the transaction of the
 effect. A failing event holds back the later ones of its subject and is reported; the others go on.
 
 When it does NOT hold
@@ -113,7 +113,7 @@ async def _again(store: AsyncEngine, consumer: str, event: Event, effect: Effect
     marker = {"consumer": consumer, "key": event.id}
     new = {"fingerprint": fingerprint(event.fact), "result": "null", "at": time.time()}
     async with begin(store) as tx:
-        # First, and whether it is there or not: a live delivery waits for our commit, or we for that one's.
+        # First, whether or not it exists: a live delivery waits for our commit, or we for its.
         upsert = insert(tx, inbox).values(**marker, **new)
         await tx.execute(upsert.on_conflict_do_update(index_elements=list(marker), set_=new))
         result = json.dumps(await effect(tx, event))

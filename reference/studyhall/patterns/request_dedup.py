@@ -42,7 +42,7 @@ class Answer:
 
 
 def business_key(*parts: object) -> str:
-    """A key out of what makes the request unique in the business: `business_key("refund", order_id)`."""
+    """A key from what makes the request unique in the business: `business_key("refund", order_id)`."""
     return fingerprint([str(part) for part in parts])
 
 
@@ -62,11 +62,11 @@ class RequestDedup:
         if stored := await self._inbox.seen(f"{name}/answer", print_):
             return Answer(stored.result, replayed=True)
         # Claimed before the work: a repeat that comes meanwhile works under the same id, and the same key with
-        # another body is refused here. The first id ever recorded stands, whoever is asked.
+        # another body is refused here. The first id recorded stands, on every instance.
         ident = await self._inbox.record(f"{name}/id", print_, uuid.uuid4().hex)
         answer = await work(ident)
         return Answer(await self._inbox.record(f"{name}/answer", print_, answer), replayed=False)
 
     async def purge(self, older_than: float) -> int:
-        """Forget requests older than that many seconds."""
+        """Forget requests older than this many seconds."""
         return await self._inbox.purge(older_than)

@@ -2,8 +2,8 @@
 
 Promise: `wait` returns the result if the job ends within `timeout`, whenever it ends: before the call, during
 it, or so fast that no listener could have been attached. It listens first, then looks, then waits for the event,
-and looks again every `poll` seconds for the case that an event was lost. A job that failed for good raises
-`JobFailed`; one that runs on raises `StillRunning` (the job goes on, wait again). Whatever happens, the listener
+and looks again every `poll` seconds in case an event was lost. A job that failed for good raises
+`JobFailed`; one still running raises `StillRunning` (the job goes on, wait again). Whatever happens, the listener
 is removed. A listener attached after the add saw none of 50 quick jobs.
 
 Results are looked up in Redis, then in the database: retention removes a job from Redis while its result still
@@ -122,7 +122,7 @@ class Results:
 
     async def _stored(self, ref: JobRef, left: float) -> Any:
         try:
-            # Many waiters share few connections; the last of them must not learn it only after its time.
+            # Many waiters share few connections; the last of them must not get its answer after its time.
             async with asyncio.timeout(max(left, SHORTEST_LOOK)):
                 return await self._in_store(ref)
         except (Unavailable, TimeoutError):

@@ -2,7 +2,7 @@
 
 Promises
 - 429 is `RateLimited` with the provider's own Retry-After, bounded; 5xx, timeouts and broken connections are
-  `Transient`; other 4xx are `Permanent`; an answer that is no JSON or not of the asked shape is
+  `Transient`; other 4xx are `Permanent`; an answer that is not JSON or not of the asked shape is
   `MalformedAnswer` (`Transient`: a model may do better next time).
 - No call outlives its limit. `asyncio.timeout` is around the whole exchange, because a read timeout starts
   again with every byte that drips in.

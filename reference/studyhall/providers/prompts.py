@@ -94,7 +94,7 @@ def quiz(text: str, graph: ConceptGraph, questions: int) -> tuple[str, str]:
 
 
 def explanations(batch: Sequence[Link], lines: Sequence[str]) -> tuple[str, str]:
-    """Only sentences that name one of the concepts go along: a twentieth of the text, as a rule."""
+    """Only sentences that name one of the concepts are sent: usually a twentieth of the text."""
     names = {_stems(name) for link in batch for name in (link.source, link.target)}
     picked = [sentence for sentence in lines if any(f" {name} " in f" {_stems(sentence)} " for name in names)]
     pairs = "\n".join(f"{number}. {link.source} and {link.target}" for number, link in enumerate(batch, start=1))

@@ -121,7 +121,7 @@ async def _announce(store: AsyncEngine, alert: Alert, send: Callable[[Alert], Aw
         async with asyncio.timeout(SENDING):
             if send is not None:
                 await send(alert)
-    except Exception:  # the pager is down: it comes again after the lease
+    except Exception:  # the pager is down: sent again after the lease
         log.exception("an alert could not be sent")
         return False
     this = (_t.signal == alert.signal, _t.since == alert.since)

@@ -29,7 +29,7 @@ Sender = Callable[[Alert], Awaitable[object]]
 
 
 def alert_id(alert: Alert) -> str:
-    """The same for every time this change is sent."""
+    """The same every time this change is sent."""
     change = f"{alert.signal}\n{alert.since}\n{alert.raised}"
     return hashlib.sha256(change.encode()).hexdigest()[:32]
 

@@ -1,8 +1,8 @@
 """Prometheus metrics of executions.
 
 Promise: one count and two observations per execution, a count per class of error, and one per job that was found
-without a living worker (`count_stalls`); label values found in a queue cannot grow them forever. What every execution
-passes adds to plain numbers; they become metrics when they are scraped.
+without a living worker (`count_stalls`); label values found in a queue cannot grow them forever. Executions
+add to plain numbers, which become metrics when scraped.
 Each process measures itself: scrape every worker. A job that stalls is counted by the worker that finds it. `observe`
 and `running` are for one event loop: from several threads at once, counts get lost.
 """
@@ -116,7 +116,7 @@ class JobMetrics(Collector):
 
     @contextmanager
     def running(self, queue: str, name: str) -> Iterator[None]:
-        """Count what happens inside as going on."""
+        """Count the block as a running execution."""
         series = self.series(queue, name)
         series.running += 1
         try:

@@ -16,7 +16,7 @@ from .ledger import Call, State
 
 __all__ = ["RedisLedger"]
 
-# ARGV: the version that must stand there, the call, its key, its state, when it was last sent.
+# ARGV: the version that must be stored, the call, its key, its state, when it was last sent.
 _WRITE = """
 local stands = redis.call('GET', KEYS[1])
 local version = stands and cjson.decode(stands)['version'] or 0

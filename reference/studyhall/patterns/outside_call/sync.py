@@ -55,13 +55,13 @@ class SyncOutsideCalls:
         return self._ledger.unclear(self._provider, limit)
 
     def resolve(self, key: str, *, done: Any = None, again: bool = False) -> None:
-        """A human looked at the provider: it was made, with this answer, or it was not and is to be made `again`."""
+        """A human looked at the provider: the call was made, with this answer, or is to be made `again`."""
         call = self._ledger.read(self._provider, key)
         if not self._ledger.write(call.resolved(done, again)):
             raise Permanent(f"{key!r} was changed by somebody else just now: look again")
 
     def purge(self, older_than: float) -> int:
-        """Forget done and refused calls older than this many seconds: later than any job can come back."""
+        """Forget done and refused calls older than this many seconds: longer than any job may take to come back."""
         return self._ledger.purge(self._provider, older_than)
 
     def _make(self, call: Call, send: Callable[[str], Any], began: float) -> Any:

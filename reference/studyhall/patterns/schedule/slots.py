@@ -87,7 +87,7 @@ class Cadence:
         wall = now.astimezone(zone).replace(tzinfo=None)
         if len(offsets) == 1:  # no change of the clock near: wall time and real time run alike
             return next(slot for slot in self._slots_from(wall, zone) if slot > millis)
-        # Near a change, later wall times may be earlier moments: look at all of them around.
+        # Near a change, later wall times may be earlier moments: look at all of those nearby.
         slots: list[int] = []
         for slot in self._slots_from(wall - _NEAR, zone):
             if slot > millis:
