@@ -72,5 +72,5 @@ def _redis(settings: Settings, edge: bool) -> RedisServer:
     except Unreachable as error:
         if not edge or not settings.redis_url:
             raise
-        gone = f"{error} Requests are kept in the database until it is back."
-        return RedisServer(settings.redis_url, "unknown", without_secrets(settings.redis_url), warnings=[gone])
+        warning = f"{error} Requests are kept in the database until it is back."
+        return RedisServer(settings.redis_url, "unknown", without_secrets(settings.redis_url), warnings=[warning])

@@ -18,18 +18,18 @@ from .schedules import schedules
 async def cancel_document(app: App, document_id: str, reason: str) -> list[Cancellation]:
     """Stop whatever is still to be done for a document. What is stored already stays."""
     document = await _document(app, document_id)
-    given = {"document_id": document_id, "owner": document.owner}
-    ended = []
+    reference = {"document_id": document_id, "owner": document.owner}
+    outcomes = []
     # The markers first, in the database: they hold whether the flow is queued, waits to be, or runs.
     for name in reversed(STAGES):
-        ident, payload = job_id(name, document_id), app.jobs.encode(name, given)["payload"]
-        ended.append(await rule_out(app.store, app.jobs[name].queue, name, ident, document_id, payload, reason))
-    if all(cancelled.state == "too-late" for cancelled in ended):
-        return ended
+        ident, payload = job_id(name, document_id), app.jobs.encode(name, reference)["payload"]
+        outcomes.append(await rule_out(app.store, app.jobs[name].queue, name, ident, document_id, payload, reason))
+    if all(cancelled.state == "too-late" for cancelled in outcomes):
+        return outcomes
     async with begin(app.store) as tx:
         await db.reject(tx, document_id, document.owner, "cancelled", f"Cancelled: {reason}")
     await pending_jobs.forget(app.store, job_id(STAGES[-1], document_id))
-    states = {cancelled.job_id: cancelled for cancelled in ended}
+    states = {cancelled.job_id: cancelled for cancelled in outcomes}
     for name in reversed(STAGES):
         ident = job_id(name, document_id)
         try:

@@ -109,12 +109,12 @@ async def add_document(
 ) -> None:
     now = time.time()
     # A NUL is legal in a multipart file name and an error in PostgreSQL.
-    shown = "".join(character for character in name if character.isprintable())[:255] or "document"
+    printable = "".join(character for character in name if character.isprintable())[:255] or "document"
     await tx.execute(
         insert(documents).values(
             id=document_id,
             owner=owner,
-            name=shown,
+            name=printable,
             blob=blob,
             size=size,
             sha256=sha256,
@@ -212,8 +212,8 @@ async def explanations(connection: AsyncConnection, document_id: str, owner: str
 async def unfinished_documents(connection: AsyncConnection, *, after: str, limit: int) -> list[Document]:
     """Anybody's documents that are neither finished nor rejected, by id; for the reconciliation."""
     through = select(explanation_sets.c.document_id)
-    wanted = and_(documents.c.id > after, documents.c.status != "rejected", documents.c.id.not_in(through))
-    rows = await connection.execute(select(*_SUMMARY).where(wanted).order_by(documents.c.id).limit(limit))
+    unfinished = and_(documents.c.id > after, documents.c.status != "rejected", documents.c.id.not_in(through))
+    rows = await connection.execute(select(*_SUMMARY).where(unfinished).order_by(documents.c.id).limit(limit))
     return [Document(**row._mapping) for row in rows]
 
 

@@ -88,10 +88,10 @@ async def clean_up(store: AsyncEngine, blob_dir: Path, *, kept: Retention = DEFA
 
 
 async def _forget_sagas(store: AsyncEngine) -> int:
-    gone = 0
+    deleted = 0
     while batch := await saga_store.purge(store, SAGAS_KEPT):  # short transactions, until nothing is left
-        gone += batch
-    return gone
+        deleted += batch
+    return deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Maintenance:
         async with self.producer.redis.pipeline(transaction=False) as batch:
             for document in documents:
                 batch.exists(queue.toKey(job_id(LAST, document)))
-            result = {document for document, here in zip(documents, await batch.execute(), strict=True) if here}
+            result = {document for document, exists in zip(documents, await batch.execute(), strict=True) if exists}
         stages = {job_id(name, document): document for document in documents for name in STAGES}
         letters = select(dead_letters.c.job_id).where(
             dead_letters.c.job_id.in_(stages), dead_letters.c.replayed_at.is_(None)
@@ -160,8 +160,8 @@ class Maintenance:
 
 def receivers(urls: str | None) -> Sender | None:
     """From the setting: addresses, comma separated."""
-    named = [url.strip() for url in (urls or "").split(",") if url.strip()]
-    return to_all(*map(sender, named)) if named else None
+    addresses = [url.strip() for url in (urls or "").split(",") if url.strip()]
+    return to_all(*map(sender, addresses)) if addresses else None
 
 
 async def _send(alert: Alert) -> None:

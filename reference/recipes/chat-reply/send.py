@@ -12,9 +12,9 @@ from jobs import KEY, Task
 
 
 def send(task: Task):
-    asked = task.model_dump()
-    ident = str(asked.pop(KEY))
-    options = [{"name": name, "value": value} for name, value in asked.items()]
+    fields = task.model_dump()
+    ident = str(fields.pop(KEY))
+    options = [{"name": name, "value": value} for name, value in fields.items()]
     body = {"type": 2, "id": ident, "application_id": "app", "token": f"token-{ident}"}
     body |= {"user": {"id": "1"}, "data": {"name": "ask", "options": options}}
     text, at = json.dumps(body).encode(), str(int(time.time()))

@@ -142,8 +142,8 @@ async def by_gateway(env):
 def test_every_command_is_answered_once_and_nobody_is_left_thinking(service):
     def send(ident):
         command = [sys.executable, *SEND, ident, *EXAMPLE.split()]
-        given = {"cwd": ROOT, "env": service.env, "stderr": subprocess.PIPE}
-        return subprocess.run(command, **given, text=True, check=False).stderr
+        kwargs = {"cwd": ROOT, "env": service.env, "stderr": subprocess.PIPE}
+        return subprocess.run(command, **kwargs, text=True, check=False).stderr
 
     assert status(service.env["API_URL"], b"{}") == 401, "not signed"
     worker = service.start(*WORKER)

@@ -67,8 +67,8 @@ def test_every_receiver_gets_each_event_whatever_the_other_says(receivers, tmp_p
     }
 
     def run(*command):
-        given = {"cwd": ROOT, "env": env, "stdout": subprocess.PIPE, "text": True}
-        return subprocess.run([sys.executable, *command], **given, check=True).stdout
+        kwargs = {"cwd": ROOT, "env": env, "stdout": subprocess.PIPE, "text": True}
+        return subprocess.run([sys.executable, *command], **kwargs, check=True).stdout
 
     def worker():
         return subprocess.Popen([sys.executable, *WORKER], cwd=ROOT, env=env)

@@ -59,10 +59,10 @@ def test_many_slots_of_one_date_and_a_run_by_hand_take_effect_once(env, tmp_path
     def by_hand(day):
         return re.findall(rf'\.{day}".*"outcome":"(\w+)"', log.read_text())
 
-    words, given = [sys.executable, *WORKER], {"cwd": ROOT, "env": env}
+    words, kwargs = [sys.executable, *WORKER], {"cwd": ROOT, "env": env}
     log = tmp_path / "log"
     with log.open("w") as out:
-        workers = [subprocess.Popen(words, **given, stderr=out) for _ in range(2)]
+        workers = [subprocess.Popen(words, **kwargs, stderr=out) for _ in range(2)]
     try:
         until(lambda: slots() >= 2, *workers)
         killed = workers.pop(0)
@@ -72,7 +72,7 @@ def test_many_slots_of_one_date_and_a_run_by_hand_take_effect_once(env, tmp_path
         until(lambda: slots() >= seen + 2 and keys(), *workers)
         days = keys()[0], "20200101"
         command = [sys.executable, *RUN_NOW, *days, *EXAMPLE.split()]
-        subprocess.run(command, **given, check=True)
+        subprocess.run(command, **kwargs, check=True)
         until(lambda: all(by_hand(day) for day in days), *workers)
         assert [*map(by_hand, days)] == [["duplicate"], ["completed"]], log.read_text()
         assert not rows(env, "select reason from dead_letters")

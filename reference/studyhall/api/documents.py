@@ -101,14 +101,14 @@ async def upload(
             return {"id": await submit(api.app, path, caller, name=name, document_id=ident)}
 
         answer = await api.uploads.run(caller, key, {"sha256": digest, "name": name}, work)
-    made = UploadAccepted(id=answer.value["id"], href=f"/documents/{answer.value['id']}")
+    accepted = UploadAccepted(id=answer.value["id"], href=f"/documents/{answer.value['id']}")
     if answer.replayed:
         response.headers["Idempotency-Replayed"] = "true"
-    response.headers["Location"] = made.href
-    if (asked := PREFER.search(prefer or "")) and await _through(api, made.id, min(MAX_WAIT, float(asked[1]))):
+    response.headers["Location"] = accepted.href
+    if (match := PREFER.search(prefer or "")) and await _through(api, accepted.id, min(MAX_WAIT, float(match[1]))):
         response.status_code = 201
-        response.headers["Preference-Applied"] = f"wait={asked[1]}"
-    return made
+        response.headers["Preference-Applied"] = f"wait={match[1]}"
+    return accepted
 
 
 @router.get("")
@@ -134,12 +134,12 @@ async def show_document(api: Api, caller: Caller, document_id: DocumentId) -> Do
         document = await db.document(connection, document_id, caller)
         if document is None:
             raise UnknownDocument("You have no such document.")
-        made = {
+        results = {
             "graph": await db.graph(connection, document_id, caller),
             "quiz": await db.quiz(connection, document_id, caller),
             "explanations": await db.explanations(connection, document_id, caller),
         }
-    return DocumentDetail(**_fields(document), stages=stages, **made)  # type: ignore[arg-type]
+    return DocumentDetail(**_fields(document), stages=stages, **results)  # type: ignore[arg-type]
 
 
 @router.post("/{document_id}/cancel")

@@ -112,15 +112,15 @@ class _Money:
 
     async def charge(self, ctx: StepContext) -> dict[str, Any]:
         data = ctx.data
-        made = await self._payments.charge(
+        charge = await self._payments.charge(
             ctx.key, amount=data["amount_cents"], customer=data["customer"], method=data["method"]
         )
-        return {"id": made["id"]}
+        return {"id": charge["id"]}
 
     async def find(self, ctx: StepContext) -> dict[str, Any] | None:
-        made = await self._payments.find(ctx.key)
+        charge = await self._payments.find(ctx.key)
         # A declined charge is not an effect. The same key is refused again.
-        return {"id": made["id"]} if made and made["status"] == "succeeded" else None
+        return {"id": charge["id"]} if charge and charge["status"] == "succeeded" else None
 
     async def refund(self, ctx: StepContext) -> None:
         # By the charge's key, not its id: that also takes back a charge whose answer never came.

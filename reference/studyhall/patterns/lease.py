@@ -111,7 +111,7 @@ class Lease:
     async def __aenter__(self) -> Held:
         began = time.monotonic()
         while True:
-            asked = time.monotonic()  # from before the call: the server's ttl starts later, never earlier
+            asked_at = time.monotonic()  # from before the call: the server's ttl starts later, never earlier
             try:
                 fence = await self._call(_TAKE, *self._keys, keys=2)
             except BaseException:  # cancelled, or the answer was lost: it may still be ours
@@ -122,7 +122,7 @@ class Lease:
             if time.monotonic() - began >= self._wait:
                 raise LeaseTaken(f"{self.name}: {LeaseTaken.__doc__}", retry_after=min(1.0, self._ttl / 2))
             await asyncio.sleep(random.uniform(0.02, 0.1))
-        held = Held(self.name, int(fence), asked + self._ttl)
+        held = Held(self.name, int(fence), asked_at + self._ttl)
         self._renewal = asyncio.create_task(self._renew(held, asyncio.current_task()))
         return held
 
@@ -148,13 +148,13 @@ class Lease:
     async def _renew(self, held: Held, body: asyncio.Task[Any] | None) -> None:
         while True:
             await asyncio.sleep(min(self._ttl / 3, max(0.01, held.remaining() - self._ttl / 10)))
-            asked = time.monotonic()
+            asked_at = time.monotonic()
             with contextlib.suppress(RedisError, OSError):
                 async with asyncio.timeout(held.remaining()):  # TimeoutError is an OSError
                     renewed = await self._call(_RENEW, self._keys[0])
                 if not renewed:
                     break  # it ran out, whoever has it now
-                held.ends_at = asked + self._ttl
+                held.ends_at = asked_at + self._ttl
             if time.monotonic() >= held.ends_at - self._ttl / 10:  # Redis is away, or we were frozen
                 break
         held.lost.set()

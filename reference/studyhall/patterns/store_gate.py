@@ -79,7 +79,7 @@ class StoreGate:
             self._wake()
 
     async def enter(self) -> float:
-        """Waits until the database may be used; returns when, for `left`. Raises `StoreUnavailable` after `PATIENCE`."""
+        """Waits until the database may be used; returns when, for `left`. `StoreUnavailable` after `PATIENCE`."""
         deadline = time.monotonic() + PATIENCE
         while (now := time.monotonic()) < self._next and self._pause:
             if now >= deadline:

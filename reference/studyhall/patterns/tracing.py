@@ -112,11 +112,11 @@ def enqueueing(name: str, queue: str, job_id: str) -> Iterator[None]:
     if _off():
         yield
         return
-    about = _attributes(name, queue, job_id, "send")
+    attributes = _attributes(name, queue, job_id, "send")
     with _tracer.start_as_current_span(
         f"send {name[:MAX_NAME]}",
         kind=SpanKind.PRODUCER,
-        attributes=about,
+        attributes=attributes,
         record_exception=False,
         set_status_on_exception=False,
     ) as span:
@@ -133,11 +133,11 @@ def executing(name: str, queue: str, job_id: str, attempt: int) -> Iterator[Span
     if _off():
         yield None
         return
-    about: dict[str, str | int] = {**_attributes(name, queue, job_id, "process"), "job.attempt": attempt}
+    attributes: dict[str, str | int] = {**_attributes(name, queue, job_id, "process"), "job.attempt": attempt}
     with _tracer.start_as_current_span(
         f"process {name[:MAX_NAME]}",
         kind=SpanKind.CONSUMER,
-        attributes=about,
+        attributes=attributes,
         record_exception=False,  # would copy message and stack as they are
         set_status_on_exception=False,
     ) as span:

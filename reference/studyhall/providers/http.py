@@ -101,27 +101,27 @@ class HttpProvider:
         task, body = prompts.quiz(text, graph, questions)
         answer = await self._ask(prompts.Questions, task, body, f"{key}-quiz", deadline)
         try:
-            made = answer.quiz(text[:MAX_TEXT], questions)
+            quiz = answer.quiz(text[:MAX_TEXT], questions)
         except ValidationError as error:
             raise _malformed("the questions cannot be used", error) from None
-        await on_progress(Advance("writing", len(made.questions), questions))
-        return made
+        await on_progress(Advance("writing", len(quiz.questions), questions))
+        return quiz
 
     async def explain(
         self, connections: Sequence[Link], text: str, *, key: str, on_progress: OnProgress, deadline: float
     ) -> list[Explanation]:
         lines = sentences(text[:MAX_TEXT])
-        made: list[Explanation] = []
+        explanations: list[Explanation] = []
         for start in range(0, len(connections), EXPLAIN_AT_ONCE):
             batch = connections[start : start + EXPLAIN_AT_ONCE]
             task, body = prompts.explanations(batch, lines)
             answer = await self._ask(prompts.Explanations, task, body, f"{key}-links-{start}", deadline)
             try:
-                made += answer.for_links(batch, text[:MAX_TEXT])
+                explanations += answer.for_links(batch, text[:MAX_TEXT])
             except (ValidationError, LookupError) as error:
                 raise _malformed("the explanations do not match the connections", error) from None
-            await on_progress(Advance("explaining", len(made), len(connections)))
-        return made
+            await on_progress(Advance("explaining", len(explanations), len(connections)))
+        return explanations
 
     async def answer(self, question: str, text: str, *, key: str, deadline: float) -> str:
         task, body = prompts.answer(question, sentences(text[:MAX_TEXT]))

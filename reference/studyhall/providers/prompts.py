@@ -120,9 +120,9 @@ def answer(question: str, lines: Sequence[str]) -> tuple[str, str]:
 
 def relevant(question: str, lines: Sequence[str], *, at_most: int) -> list[str]:
     """The sentences that share the most words with the question, in the order of the text."""
-    asked = {stem(word) for word in WORD.findall(question) if len(word) > 3}
+    stems = {stem(word) for word in WORD.findall(question) if len(word) > 3}
     scores = [
-        (len(asked & {stem(word) for word in WORD.findall(sentence)}), -index) for index, sentence in enumerate(lines)
+        (len(stems & {stem(word) for word in WORD.findall(sentence)}), -index) for index, sentence in enumerate(lines)
     ]
     best = sorted((score for score in scores if score[0]), reverse=True)[:at_most]
     return [lines[-index] for _, index in sorted(best, key=lambda ranked: -ranked[1])]

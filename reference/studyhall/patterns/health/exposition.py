@@ -36,14 +36,14 @@ def queue_samples(health: Health) -> list[Sample]:
     if health.memory is not None:
         samples.append(("redis_memory_ratio", {}, health.memory))
     for queue in health.queues:
-        named = {"queue": queue.queue}
-        samples += [("queue_depth", {**named, "state": state}, getattr(queue, state)) for state in STATES]
-        samples.append(("queue_oldest_age_seconds", named, queue.oldest))
-        samples.append(("queue_failure_ratio", named, queue.failure_rate))
-        samples.append(("queue_stalls", named, queue.stalls))
+        labels = {"queue": queue.queue}
+        samples += [("queue_depth", {**labels, "state": state}, getattr(queue, state)) for state in STATES]
+        samples.append(("queue_oldest_age_seconds", labels, queue.oldest))
+        samples.append(("queue_failure_ratio", labels, queue.failure_rate))
+        samples.append(("queue_stalls", labels, queue.stalls))
         if queue.workers is not None:
-            samples.append(("queue_workers", named, queue.workers))
-            samples.append(("queue_unattended", named, queue.unattended))
+            samples.append(("queue_workers", labels, queue.workers))
+            samples.append(("queue_unattended", labels, queue.unattended))
     return samples
 
 
@@ -54,8 +54,8 @@ def exposition(samples: Iterable[Sample]) -> str:
         if name not in GAUGES:
             raise ValueError(f"{name} is not in GAUGES: name it there, so that dashboards know it")
         pairs = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
-        shown = f"{name}{{{pairs}}}" if pairs else name
-        by_name.setdefault(name, []).append(f"{shown} {float(value)}")
+        series = f"{name}{{{pairs}}}" if pairs else name
+        by_name.setdefault(name, []).append(f"{series} {float(value)}")
     lines = []
     for name, values in by_name.items():
         lines += [f"# HELP {name} {GAUGES[name]}", f"# TYPE {name} gauge", *values]

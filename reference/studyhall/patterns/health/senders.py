@@ -113,16 +113,16 @@ def sender(url: str) -> Sender:
         return webhook(url)
     if parts.scheme in ("slack+http", "slack+https") and parts.hostname:
         return slack(url.removeprefix("slack+"))
-    asked = dict(parse_qsl(parts.query))
-    if parts.scheme == "smtp" and parts.hostname and {"from", "to"} <= set(asked):
+    options = dict(parse_qsl(parts.query))
+    if parts.scheme == "smtp" and parts.hostname and {"from", "to"} <= set(options):
         return email(
             parts.hostname,
-            asked["from"],
-            asked["to"],
+            options["from"],
+            options["to"],
             port=parts.port or 587,
             user=unquote(parts.username) if parts.username else None,
             password=unquote(parts.password or ""),
-            starttls=asked.get("tls") != "no",
+            starttls=options.get("tls") != "no",
         )
     # Without the address: it may hold a password.
     raise ValueError(

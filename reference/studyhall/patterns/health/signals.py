@@ -63,13 +63,13 @@ class Health:
 
     def signals(self) -> dict[str, float]:
         """Flat names for rules and metrics: `documents.oldest`, `dead_letters`."""
-        named: dict[str, float] = {"dead_letters": self.dead_letters}
+        values: dict[str, float] = {"dead_letters": self.dead_letters}
         if self.memory is not None:
-            named["redis.memory"] = self.memory
+            values["redis.memory"] = self.memory
         for queue in self.queues:
             for name in ("backlog", "oldest", "failure_rate", "unattended"):
-                named[f"{queue.queue}.{name}"] = float(getattr(queue, name))
-        return named
+                values[f"{queue.queue}.{name}"] = float(getattr(queue, name))
+        return values
 
     def as_dict(self) -> dict[str, Any]:
         rows = [{**asdict(queue), "backlog": queue.backlog, "unattended": queue.unattended} for queue in self.queues]

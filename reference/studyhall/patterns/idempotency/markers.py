@@ -153,14 +153,14 @@ class Inbox:
     async def purge(self, older_than: float, *, batch: int = 1000) -> int:
         """Forget markers older than this many seconds; `batch` rows at a time, so that writers get their turn."""
         aged = (inbox.c.consumer == self._consumer) & (inbox.c.at < time.time() - older_than)
-        some = select(inbox.c.consumer, inbox.c.key).where(aged).order_by(inbox.c.at).limit(batch)
-        gone = 0
+        oldest = select(inbox.c.consumer, inbox.c.key).where(aged).order_by(inbox.c.at).limit(batch)
+        deleted = 0
         while True:
             async with begin(self.store) as tx:
-                done = await tx.execute(delete(inbox).where(tuple_(inbox.c.consumer, inbox.c.key).in_(some)))
-            gone += done.rowcount
+                done = await tx.execute(delete(inbox).where(tuple_(inbox.c.consumer, inbox.c.key).in_(oldest)))
+            deleted += done.rowcount
             if done.rowcount < batch:
-                return gone
+                return deleted
             await asyncio.sleep(0)
 
     async def _look_up_all(self, entries: Sequence[_Entry]) -> list[Stored | Exception | None]:

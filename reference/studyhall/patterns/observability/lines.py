@@ -60,7 +60,7 @@ def logged(log: logging.Logger | None = None) -> Step:
     @before("payload")
     async def logged(run: JobContext, call_next: CallNext) -> Any:
         error: BaseException | None = None
-        again: dict[str, str] = {}
+        retry: dict[str, str] = {}
         ours = take_correlation(run.meta.get("cid"))
         started = time.perf_counter()
         try:
@@ -68,7 +68,7 @@ def logged(log: logging.Logger | None = None) -> Step:
         except BaseException as raised:
             delay = run.conclude(raised).delay
             error = raised if run.outcome not in _QUIET else None
-            again = {"retry_at": _timestamp(time.time() + delay)} if delay is not None else {}
+            retry = {"retry_at": _timestamp(time.time() + delay)} if delay is not None else {}
             raise
         finally:
             log_execution(
@@ -80,7 +80,7 @@ def logged(log: logging.Logger | None = None) -> Step:
                 outcome=run.ended,
                 duration=time.perf_counter() - started,
                 error=error,
-                **again,
+                **retry,
             )
             ours.var.reset(ours)
 

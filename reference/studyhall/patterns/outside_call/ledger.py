@@ -183,8 +183,8 @@ class Rules:
     def lost(self, call: Call, error: Exception, began: float) -> InFlight:
         """What to raise when a request, begun at this `time.monotonic()`, may have been carried out."""
         wait = began + 2 * self.longest - time.monotonic()
-        known = f"{type(error).__name__}: {describe(error, 200)}"
-        return InFlight(max(wait, 0.0), f"{call.provider} may have carried {call.key!r} out ({known})")
+        reason = f"{type(error).__name__}: {describe(error, 200)}"
+        return InFlight(max(wait, 0.0), f"{call.provider} may have carried {call.key!r} out ({reason})")
 
     def after_look_up(self, call: Call) -> Next:
         """The provider does not have it, or cannot be asked."""

@@ -143,7 +143,7 @@ class Schedules:
             raise InvalidSchedule(f"version {version!r}: a whole number from 0, raised with every change")
         self._jobs, self._owner, self._version, self._lease = jobs, owner, version, lease
         self._sign = sign
-        self._told = False  # that a later version is in force
+        self._warned = False  # that a later version is in force
         self._all: dict[str, Schedule] = {}
         taken = [name for schedule in schedules for name in (schedule.id, *schedule.was)]
         for schedule in schedules:
@@ -250,16 +250,16 @@ class Schedules:
     def _fingerprint(self, schedule: Schedule) -> str:
         body = self._jobs.encode(schedule.job, schedule.payload)
         when, queue = asdict(schedule.cadence), self._jobs[schedule.job].queue
-        what = [schedule.job, queue, when, str(schedule.priority), body]
-        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+        parts = [schedule.job, queue, when, str(schedule.priority), body]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
     def _declaration(self) -> str:
-        each = sorted(f"{schedule.id} {self._fingerprint(schedule)}" for schedule in self)
-        return hashlib.sha256("\n".join(each).encode()).hexdigest()[:16]
+        lines = sorted(f"{schedule.id} {self._fingerprint(schedule)}" for schedule in self)
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
     def _outdated(self, later: int) -> Applied:
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             text = "version %d of the schedules is in force: this instance declares version %d and changes nothing"
             log.warning(text, later, self._version)
         return Applied(later=later)
@@ -339,8 +339,8 @@ async def _is_sound(queue: Queue, schedule: Schedule, score: float | None, expec
     if slot <= now or slot == expected:
         return True
     # Or the expected one was taken a little early, and waits or runs already.
-    taken = str(await queue.getJobState(f"repeat:{schedule.id}:{expected}"))
-    return taken != "unknown" and slot == schedule.cadence.next_after(expected)
+    state = str(await queue.getJobState(f"repeat:{schedule.id}:{expected}"))
+    return state != "unknown" and slot == schedule.cadence.next_after(expected)
 
 
 def ticking(schedules: Schedules, store: AsyncEngine) -> Step:
