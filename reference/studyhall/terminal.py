@@ -63,8 +63,8 @@ def show_json(value: object) -> None:
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:
-    """A table, or a line that says what to do when there is nothing to show. What fits stands side by side, the rest
-    below its row: no line is too long, and ids are left whole, to be copied."""
+    """A table, or a line that says what to do when there is nothing to show. Columns that fit are side by side, the
+    rest below their row: no line is too long, and ids stay whole, to be copied."""
     cells = [[clean_text(str(value), limit=100_000) for value in row] for row in rows]
     if not cells:
         out.print(f"[dim]{escape(empty)}[/]")

@@ -9,7 +9,7 @@
 
 Promise: what `enqueue` wrote runs when its transaction commits, and never when it does not. What the task returns
 takes effect once (`sync_inbox`), in one transaction with the end of its row. A retry is the same row with a later
-date, so it outlives every worker and Redis itself; no countdown lies unacknowledged in a worker's memory. The class
+date, so it outlives every worker and Redis itself; no countdown waits unacknowledged in a worker's memory. The class
 of the error decides: `RateLimited` and `Snooze` wait and consume no attempt, `Permanent` and the last attempt make a
 dead letter, and so do `CRASHES` starts without an end. `replay` sends a dead letter again. A message that Redis lost
 is sent again.

@@ -12,7 +12,7 @@ at most `tries` times; a crash is a try. SIGTERM: no further row is taken, runni
 failed row: `UPDATE table_jobs SET state = 'open', tries = 0 WHERE kind = … AND key = …`.
 
 When it does not hold: `work` that takes longer than `lease` runs twice at once: what it does outside the database
-belongs in `SyncOutsideCalls`. A delay is at most `FARTHEST` seconds: what lies beyond was written by a wrong clock.
+belongs in `SyncOutsideCalls`. A delay is at most `FARTHEST` seconds: anything later was written by a wrong clock.
 SQLite 3.35 or PostgreSQL; hundreds of rows a second, not thousands.
 """
 

@@ -72,7 +72,7 @@ def job_types() -> JobTypes:
         handler=answer_question.answer_question,
         queue="chat",
         retry=answer_question.CHAT,
-        deadline=Deadline(930),  # the reply's own limit, from its token's life, ends it before
+        deadline=Deadline(930),  # the reply's own limit, its token's life, comes first
     )
     return jobs
 

@@ -1,4 +1,4 @@
-"""Work beside a request, in this process: tasks that are held, watched, limited and brought to an end.
+"""Background work in this process: tasks that are held, watched, limited and brought to an end.
 
 Promise: a task started here is not collected before it ends (the event loop keeps only weak references: five of
 five tasks without a strong one vanished), its error reaches the log, no more than `most` run at once, and `drain`

@@ -4,7 +4,7 @@ Promise: of the items submitted for one key, the next one starts only when the o
 even when a broker delivers failed ones again, in whatever order they come back; up to `concurrency` keys
 run at once.
 
-How it works over redelivery: when an item fails, everything behind it in its lane is refused (`OutOfTurn`,
+How it survives redelivery: when an item fails, everything behind it in its lane is refused (`OutOfTurn`,
 which consumes no attempt) and remembered in order. Until the failed one has come back and succeeded, the lane
 takes only the item it is owed next. Tell it when an item will not come back (`give_up`, after quarantine).
 

@@ -16,10 +16,10 @@ Promises
   of overdue turns is let loose at once.
 
 When they do not hold
-- Without `book`, each job that stands before yours costs the time of one refusal, about a millisecond.
+- Without `book`, each job ahead of yours costs the time of one refusal, about a millisecond.
 - BullMQ's limiter counts every job that is fetched, even one that the guard sends back: behind 300 refused jobs
   of a heavy tenant a light one waited for 300 tokens. On a queue with tenants use `total`, not `limiter`.
-- Windows stand side by side: without `evenly` the end of one and the start of the next can bring up to
+- Windows are adjacent: without `evenly` the end of one and the start of the next can bring up to
   `2 * max - 1` starts within less than `per`. With it there are no bursts: an idle queue starts one job, then waits.
 - Starts are counted, when Redis hands a job out, not the calls that a job makes later.
 - A turn that nobody takes (cancelled, or booked and not added) is lost. A run that crashed pays again.

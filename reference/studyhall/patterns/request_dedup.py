@@ -3,7 +3,7 @@
 Promise: of all requests with one key exactly one takes effect, and every repeat, now or tomorrow, on this
 instance or another, gets the first one's answer. A request that failed stored no answer, so its retry is run,
 under the same id: what the first try left half done is finished, not duplicated. The same key with another body is
-`KeyReused` (HTTP 422), also while the first is still running.
+`KeyReused` (HTTP 422), even while the first is still running.
 
 A `SET NX` window of five seconds does the opposite: it refuses the retry of a request that failed within it, and
 runs the retry of one that succeeded after it.

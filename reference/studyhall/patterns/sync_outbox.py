@@ -84,7 +84,7 @@ def _refuse_autocommit(connection: Any) -> None:
     else:
         alone = connection.autocommit and not connection.info.transaction_status
     if alone:
-        raise Permanent("add() belongs in the transaction of the fact it tells of; there is none on this connection")
+        raise Permanent("add() belongs in the transaction of its fact; there is none on this connection")
 
 
 def _execute(connection: Any, statement: str, *values: Any) -> Any:

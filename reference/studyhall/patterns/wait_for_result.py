@@ -6,8 +6,8 @@ and looks again every `poll` seconds in case an event was lost. A job that faile
 `JobFailed`; one still running raises `StillRunning` (the job goes on, wait again). Whatever happens, the listener
 is removed. A listener attached after the add saw none of 50 quick jobs.
 
-Results are looked up in Redis, then in the database: retention removes a job from Redis while its result still
-stands in the idempotency marker, and failed jobs move to the dead letters. It does NOT hold when both are gone:
+Results are looked up in Redis, then in the database: retention removes a job from Redis while its result is
+still in the idempotency marker, and failed jobs move to the dead letters. It does NOT hold when both are gone:
 `JobUnknown`. While Redis or the database is away nothing is known, so the wait goes on: it ends with the result
 once they are back, or with `StillRunning`, never with an error of theirs. Waiting holds a connection of your
 caller: for more than some seconds let clients poll instead.
@@ -31,7 +31,7 @@ from .core.request import JobRef
 __all__ = ["JobFailed", "JobUnknown", "Results", "StillRunning"]
 
 UNKNOWN_FOR = 1.0  # seconds a job may be nowhere: accepted into the database, not queued yet
-SHORTEST_LOOK = 1.0  # seconds for the database to answer, also to a caller who does not want to wait
+SHORTEST_LOOK = 1.0  # seconds for the database to answer, even for a caller who does not wait
 _RUNNING = object()
 _NOWHERE = object()
 

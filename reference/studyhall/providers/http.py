@@ -64,7 +64,7 @@ class HttpProvider:
         self._wire = wire
         self._model = model
         self._timeout = timeout
-        # A base address with or without the version is what people have in their notes; accept both.
+        # People have the base address with or without the version; accept both.
         self._url = base_url.rstrip("/").removesuffix("/v1") + wire.path
         self._client = httpx2.AsyncClient(
             headers=wire.headers(api_key),
@@ -186,7 +186,7 @@ def _error_code(body: bytes) -> str:
 
 
 def retry_after(headers: httpx2.Headers) -> float:
-    """Seconds to wait, from either form of Retry-After; never nothing, never more than `MAX_WAIT`."""
+    """Seconds to wait, from either form of Retry-After; never 0, never more than `MAX_WAIT`."""
     value = headers.get("retry-after", "").strip()
     wait = DEFAULT_WAIT
     try:

@@ -97,7 +97,7 @@ async def evaluate(
 
 
 async def raised(store: AsyncEngine) -> list[Alert]:
-    """The alerts that stand, the oldest first."""
+    """The raised alerts, oldest first."""
     async with read(store) as connection:
         rows = await connection.execute(select(health_alerts).where(_t.raised.is_(True)).order_by(_t.since, _t.signal))
         return [Alert(row.signal, True, row.since, row.value) for row in rows]

@@ -132,7 +132,7 @@ def sender(url: str) -> Sender:
 
 
 def tracker(capture: Callable[[str], object]) -> Sender:
-    """An error tracker, told only of what is raised:
+    """An error tracker, for raised alerts only:
     `tracker(lambda text: sentry_sdk.capture_message(text, "error"))`."""
 
     async def send(alert: Alert) -> None:

@@ -50,7 +50,7 @@ async def past(store: AsyncEngine) -> dict[str, Any]:
 
 
 async def missed(store: AsyncEngine, schedule_id: str, limit: int = 20) -> list[int]:
-    """The latest slots that nobody ran, the latest first."""
+    """The latest slots that nobody ran, newest first."""
     slots = select(missed_slots.c.slot).where(missed_slots.c.id == schedule_id)
     async with read(store) as connection:
         return list(await connection.scalars(slots.order_by(missed_slots.c.slot.desc()).limit(limit)))

@@ -204,7 +204,7 @@ def tick_of(job_id: str, data: object) -> Tick | None:
 
 
 def signing_id(job_id: str, data: object) -> str:
-    """What stands for the job's id under its signature. A tick's id is not known when its template is signed,
+    """What is signed in place of the job's id. A tick's id is not known when its template is signed,
     so the schedule's id takes its place. After verifying, `check_slot`: whoever copies a signed template can
     then at most name a genuine slot, and the idempotency marker lets that one run once."""
     tick = tick_of(job_id, data)
