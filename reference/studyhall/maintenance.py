@@ -119,7 +119,7 @@ class Maintenance:
     async def reconcile_documents(self, *, grace: float = GRACE) -> Reconciled:
         """The database says which documents are unfinished; one whose flow is in no queue is enqueued again.
 
-        Stages that were done already find their marker and hand on the stored result.
+        Stages that were done already find their marker and pass on the stored result.
         """
         owners: dict[str, str] = {}
 

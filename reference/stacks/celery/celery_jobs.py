@@ -176,7 +176,7 @@ class Job(Task):  # type: ignore[misc]
 class Relay(bootsteps.StartStopStep):  # type: ignore[misc]
     """Sends what is due, from a thread of every worker: `app.steps["worker"].add(Relay)`. They share the work.
 
-    `resend`: seconds until a job that has not ended is sent again; doubled each time.
+    `resend`: seconds until a job that has not ended is sent again; then twice as long.
     """
 
     requires = frozenset({"celery.worker.components:Pool"})

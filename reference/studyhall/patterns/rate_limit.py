@@ -13,7 +13,7 @@ Promises
 - `limit.book(…)` at the producer hands turns out before the jobs are added: those beyond the budget wait as
   delayed jobs from the start. So a light tenant does not even wait while a heavy one's thousand are refused.
 - Jobs that come back late (no worker, long queue) still go; the turns behind them slip by as much, so no backlog
-  of overdue turns is let loose at once.
+  of overdue turns bursts out.
 
 When they do not hold
 - Without `book`, each job ahead of yours costs the time of one refusal, about a millisecond.
@@ -75,7 +75,7 @@ def queue_limit(most: int, *, per: float, evenly: bool = False) -> dict[str, int
 def named_tenant(tenant: object, known: Container[str] | None = None) -> str:
     """The tenant's name, or `UnknownTenant`. Call it at the producer too, where somebody can still fix it."""
     if not isinstance(tenant, str) or not tenant.strip():
-        raise UnknownTenant(f"the tenant is {'empty' if tenant in ('', None) else 'no name'}. {UnknownTenant.__doc__}")
+        raise UnknownTenant(f"the tenant is {'empty' if tenant in ('', None) else 'not text'}. {UnknownTenant.__doc__}")
     if known is not None and tenant not in known:
         # The name itself stays out of the logs.
         raise UnknownTenant(f"no such tenant. {UnknownTenant.__doc__}")

@@ -97,7 +97,7 @@ def email(
                 server.login(user, password or "")
             refused = server.send_message(message)
         if refused:
-            raise ConnectionError(f"the mail server took it for some and refused {len(refused)} of the addresses")
+            raise ConnectionError(f"the mail server refused {len(refused)} of the addresses")
 
     async def send(alert: Alert) -> None:
         await asyncio.to_thread(deliver, alert)

@@ -114,7 +114,7 @@ class OutsideCalls:
     async def _make(self, call: Call, send: Send, began: float) -> Any:
         longest = self._rules.longest
         if not await self._ledger.write(call):
-            raise InFlight(2 * longest, f"another run makes the call {call.key!r}")
+            raise InFlight(2 * longest, f"another run is making the call {call.key!r}")
         left = began + longest - time.monotonic()
         try:
             if left <= 0:  # frozen since the look at the ledger's clock: others count from there

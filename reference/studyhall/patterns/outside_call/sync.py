@@ -67,7 +67,7 @@ class SyncOutsideCalls:
     def _make(self, call: Call, send: Callable[[str], Any], began: float) -> Any:
         longest = self._rules.longest
         if not self._ledger.write(call):
-            raise InFlight(2 * longest, f"another run makes the call {call.key!r}")
+            raise InFlight(2 * longest, f"another run is making the call {call.key!r}")
         try:
             if time.monotonic() - began > longest:
                 raise NotMade("this process stood still between the claim and the request")

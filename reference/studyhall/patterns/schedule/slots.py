@@ -47,7 +47,7 @@ class Cadence:
 
     def __post_init__(self) -> None:
         if (self.cron is None) == (self.every is None):
-            raise InvalidSchedule("give either cron or every, not both and not neither")
+            raise InvalidSchedule("give either cron or every, not both")
         try:
             zone = ZoneInfo(self.tz)
         except Exception:  # ValueError, OSError, ZoneInfoNotFoundError, by the kind of nonsense
