@@ -6,7 +6,7 @@ retries adds nothing (job id = queue + event id), so each queue ends with exactl
 its own relay: one that is down or slow delays no other. The consumer's side is `deliver`.
 
 When it does NOT hold
-- "All" is eventual: while a queue is down its job waits in the outbox while the others run.
+- "All" is eventual: while a queue is down its job waits in the outbox, and the others run.
 - BullMQ remembers a job id as long as the job is retained. A relay killed between add and mark adds it
   again; if the job has run and left Redis by then, the consumer's inbox is what stops the second effect.
 - An event that is added again while its job is retained runs nothing: the log says so, and whether the job

@@ -9,7 +9,7 @@ which consumes no attempt) and remembered in order. Until the failed one has com
 takes only the item it is owed next. Tell it when an item will not come back (`give_up`, after quarantine).
 
 When it does NOT hold
-- Across processes: send each key to one of them, partition by `partition_of(key, n)` (a queue,
+- Across processes: send each key to one of them, by `partition_of(key, n)` (a queue,
   stream or Kafka partition each, one consumer per partition).
 - An item that does not come back within `patience` seconds counts as handled elsewhere, and the lane goes on.
 - The publisher must keep the order too: see outbox.

@@ -75,7 +75,7 @@ def queue_limit(most: int, *, per: float, evenly: bool = False) -> dict[str, int
 def named_tenant(tenant: object, known: Container[str] | None = None) -> str:
     """The tenant's name, or `UnknownTenant`. Call it at the producer too, where somebody can still fix it."""
     if not isinstance(tenant, str) or not tenant.strip():
-        raise UnknownTenant(f"the tenant is {'empty' if tenant in ('', None) else 'not text'}. {UnknownTenant.__doc__}")
+        raise UnknownTenant(f"the tenant is empty or not text. {UnknownTenant.__doc__}")
     if known is not None and tenant not in known:
         # The name itself stays out of the logs.
         raise UnknownTenant(f"no such tenant. {UnknownTenant.__doc__}")

@@ -162,7 +162,7 @@ class Lines(logging.StreamHandler[TextIO]):
         self._ready: list[str] = []
 
     def put(self, line: str) -> bool:
-        """False outside an event loop, which has the turns."""
+        """False outside an event loop."""
         if not self._ready:
             try:
                 asyncio.get_running_loop().call_soon(self.flush)
