@@ -16,7 +16,7 @@ from .schedules import schedules
 
 
 async def cancel_document(app: App, document_id: str, reason: str) -> list[Cancellation]:
-    """Stop whatever is still to be done for a document. What is stored already stays."""
+    """Stop all remaining work on a document. Stored results stay."""
     document = await _document(app, document_id)
     reference = {"document_id": document_id, "owner": document.owner}
     outcomes = []

@@ -25,7 +25,7 @@ from .patterns.schedule import history
 from .settings import Settings
 
 TABLES = (
-    # documents and what was made of them
+    # documents and their results
     db.documents,
     db.graphs,
     db.quizzes,

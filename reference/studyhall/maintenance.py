@@ -1,5 +1,5 @@
-"""What StudyHall does for itself, for scheduled jobs and command line alike: throws away what nobody needs any
-more, enqueues documents whose flow is lost, and watches its health."""
+"""StudyHall's own upkeep, for scheduled jobs and the command line: deletes what nobody needs any more, enqueues
+documents whose flow is lost, and watches its health."""
 
 import logging
 from collections.abc import AsyncIterator, Collection, Sequence

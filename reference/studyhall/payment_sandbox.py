@@ -165,7 +165,7 @@ class Sandbox:
             return int(cursor.lastrowid or 0), kind, seconds
 
     def worked(self, call: int, status: int) -> None:
-        """Note what came of a call, whether or not its answer arrives."""
+        """Note the result of a call, whether or not its answer arrives."""
         with self._turn, closing(self._connect()) as db, db:
             db.execute("UPDATE call SET status = ? WHERE id = ?", (status, call))
 
@@ -258,7 +258,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True  # the client gave up waiting, which is often the point
 
     def log_message(self, format: str, *args: object) -> None:
-        """Silent: what was asked is in the `call` table."""
+        """Silent: requests are in the `call` table."""
 
 
 class _Server(ThreadingHTTPServer):

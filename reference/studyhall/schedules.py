@@ -1,4 +1,4 @@
-"""What StudyHall does by the clock. Applied by every worker at its start; see `patterns/schedule/keeper.py`."""
+"""StudyHall's schedules. Applied by every worker at its start; see `patterns/schedule/keeper.py`."""
 
 from .patterns.schedule import Schedule, Schedules
 from .patterns.signed_payload import Signer

@@ -1,4 +1,4 @@
-"""What handlers get from the outside: `ctx.services`. Built once per worker process."""
+"""The services of the handlers, `ctx.services`. Built once per worker process."""
 
 from __future__ import annotations
 

@@ -121,8 +121,8 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
             ScheduleKeeper(scheduled, app.producer, app.store),
             Periodic("late chat answers", partial(chat.replies.tell_late, webhook), every=tell_every),
         ]
-        # What is there by now lives as long as the process: the collector need not walk it again and again, which
-        # was a tenth of the cost of a small job.
+        # Objects that exist by now live as long as the process: the collector need not walk them again and again,
+        # which was a tenth of the cost of a small job.
         gc.freeze()
         with contextlib.suppress(OSError, AttributeError):  # glibc keeps what the imports have freed: 4 MB
             ctypes.CDLL(None).malloc_trim(0)

@@ -77,7 +77,7 @@ def answered(ident):
 
 
 class Command:
-    """What is used of the command that discord.py passes."""
+    """The part of discord.py's command that is used."""
 
     id, application_id, token = 2, "app", "token-2"
 

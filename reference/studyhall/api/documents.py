@@ -124,7 +124,7 @@ async def list_documents(
 
 @router.get("/{document_id}")
 async def show_document(api: Api, caller: Caller, document_id: DocumentId) -> DocumentDetail:
-    """One document: its stages, and what has been made of it so far."""
+    """One document: its stages and its results so far."""
     async with read(api.app.store) as connection:
         if await db.document(connection, document_id, caller) is None:
             raise UnknownDocument("You have no such document.")

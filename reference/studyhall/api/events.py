@@ -75,7 +75,7 @@ async def my_events(
     last_event_id: LastId = None,
     document: Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="only this document's")] = None,
 ) -> Streamed:
-    """What happens to the caller's documents: stages that start, progress, ends."""
+    """Events of the caller's documents: stages that start, progress, ends."""
     owners: OrderedDict[str, bool] = OrderedDict()
 
     async def of_caller(event: JobEvent) -> bool:
@@ -108,7 +108,7 @@ async def all_events(
     last_event_id: LastId = None,
     queue: Annotated[list[str] | None, Query(max_length=50, description="only these queues")] = None,
 ) -> Streamed:
-    """What happens in the queues, for all owners."""
+    """Events of the queues, for all owners."""
 
     async def frames() -> AsyncIterator[str]:
         yield f"retry: {RETRY_MS}\n\n"

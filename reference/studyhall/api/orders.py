@@ -60,7 +60,7 @@ class OrderDetail(OrderView):
 
 @router.get("/packs")
 async def list_packs(api: Api) -> list[Pack]:
-    """What there is to buy."""
+    """The packs for sale."""
     async with read(api.app.store) as connection:
         rows = (await connection.execute(select(db.packs).order_by(db.packs.c.id))).mappings()
         return [Pack(**dict(row)) for row in rows]

@@ -1,4 +1,4 @@
-"""What comes out of a document, and how much of it we take."""
+"""The text of a document, and how much of it we take."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""What StudyHall does for itself: cleaning up, finding lost work, watching its health; and reminding people."""
+"""StudyHall's own upkeep: cleaning up, finding lost work, watching its health; and reminding people."""
 
 from __future__ import annotations
 

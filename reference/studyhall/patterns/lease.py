@@ -71,7 +71,7 @@ class StaleFence(Permanent):
 
 @dataclass(slots=True)
 class Held:
-    """What a holder knows. `lost` is set as soon as the lease cannot be trusted any more."""
+    """What a holder knows. `lost` is set as soon as the lease can no longer be trusted."""
 
     name: str
     fence: int

@@ -98,7 +98,7 @@ class KeyedLanes:
         try:
             result = await item.work()
         except Exception as error:
-            # First in line of what is owed, before those it holds back.
+            # First of those owed, before the ones it holds back.
             behind = {ident: since for ident, since in lane.owed.items() if ident != item.ident}
             lane.owed = {item.ident: time.monotonic(), **behind}
             _answer(item, error)

@@ -103,7 +103,7 @@ class ProgressStream:
     async def events(
         self, last_id: str | None = None, *, queues: Iterable[str] | None = None, idle: float = 15.0
     ) -> AsyncIterator[JobEvent]:
-        """What came after `last_id`, or comes from now on. IDLE after this many quiet seconds: a heartbeat."""
+        """Events after `last_id`, or from now on. IDLE after this many quiet seconds: a heartbeat."""
         wanted = self.queues if queues is None else tuple(q for q in self.queues if q in set(queues))
         await self.ready()
         seen, number = dict(self._at), self._read  # read together: no event falls between the two

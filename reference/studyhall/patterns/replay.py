@@ -1,9 +1,9 @@
 """Replay: one consumer gets past events again; nobody else notices.
 
 Promise: events are read from the outbox (which keeps them until purge) in their old order and handed to ONE
-consumer's effect, never to the bus. What that consumer had already is skipped, so replaying too much is
-safe, even while the consumer runs. With `force` it is applied again, and its marker renewed in the transaction of the
-effect. A failing event holds back the later ones of its subject and is reported; the others go on.
+consumer's effect, never to the bus. Events that it already had are skipped, so replaying too much is
+safe, even while the consumer runs. With `force` they are applied again, and their markers renewed in the
+transaction of the effect. A failing event holds back the later ones of its subject and is reported; the others go on.
 
 When it does NOT hold
 - Purged events are gone: keep the outbox (or the broker's log) as long as you may want to replay.

@@ -5,8 +5,8 @@ first, doubling to `LONGEST`), and all of them as soon as one has written. The j
 in the worker, so the worker fetches no more. Nobody waits longer than `PATIENCE`: then the job is released for
 later, to a worker that may still reach the database.
 
-When it does not hold: each process finds out for itself, and what was under way when the database went away
-fails once more per slot. A database that reads but cannot write (disk full) is away too: a duplicate that was
+When it does not hold: each process finds out for itself, and jobs under way when the database went away
+fail once more per slot. A database that reads but cannot write (disk full) is away too: a duplicate that was
 answered from it opens nothing.
 """
 

@@ -1,4 +1,4 @@
-"""What a remote model is asked, the shape of its answers, and the check of each against the document.
+"""The questions to a remote model, the shape of its answers, and the check of each against the document.
 
 A document is data from a stranger: it stands between tags, the task says so, and an answer can only ever
 become concepts, questions and quotes. A quote that is not in the text is dropped, whoever invented it.

@@ -76,7 +76,7 @@ async def evaluate(
     rules: Sequence[Rule],
     send: Callable[[Alert], Awaitable[object]] | None = None,
 ) -> list[Alert]:
-    """Compare, note what changed, send what was not sent yet. Returns what this call sent."""
+    """Compare, note changes, send unsent alerts. Returns those that this call sent."""
     now = time.time()
     async with begin(store) as tx:
         for name in sorted(signals):  # one order in all processes: else two evaluators deadlock on PostgreSQL

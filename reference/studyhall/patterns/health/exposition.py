@@ -1,4 +1,4 @@
-"""Prometheus' text for what was measured, without its library.
+"""Measurements as Prometheus text, without its library.
 
 Promise: a gauge has the same name and the same help wherever it is served; alert rules and dashboards are made from
 `GAUGES`. A part that could not be read is missing from the text, never 0.

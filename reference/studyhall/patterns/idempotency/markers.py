@@ -62,7 +62,7 @@ SELECT %s, key, fingerprint, result, %s FROM unnest(%s::text[], %s::text[], %s::
 ON CONFLICT DO NOTHING"""
 _LOOK_UP_ALL = "SELECT key, fingerprint, result, at FROM inbox WHERE consumer = %s AND key = ANY(%s)"
 
-# What one bad key or result can cause, in SQLAlchemy's words and in the driver's.
+# The errors that one bad key or result can cause, SQLAlchemy's and the driver's.
 _POISON = (
     *(DataError, IntegrityError, ProgrammingError, ValueError, OverflowError),
     *(sqlite3.DataError, sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError),

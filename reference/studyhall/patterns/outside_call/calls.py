@@ -81,7 +81,7 @@ class OutsideCalls:
                 return await self._in_background(key, self._make(call.claimed(), send, began))
 
     async def unclear(self, limit: int = 100) -> list[Call]:
-        """What a human has to look at, the oldest first."""
+        """The calls that a human has to look at, oldest first."""
         return await self._ledger.unclear(self._provider, limit)
 
     async def resolve(self, key: str, *, done: Any = None, again: bool = False) -> None:

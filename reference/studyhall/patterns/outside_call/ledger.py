@@ -135,7 +135,7 @@ class Ledger(Protocol):
         """Store it if the stored version is the one before it (1: nothing is stored). False: it is another."""
 
     async def unclear(self, provider: str, limit: int) -> list[Call]:
-        """The calls that wait for a human, the oldest first."""
+        """The calls that wait for a human, oldest first."""
 
     async def purge(self, provider: str, older_than: float) -> int:
         """Forget done and refused calls older than this many seconds."""
@@ -170,7 +170,7 @@ class Rules:
     looks_up: bool
 
     def next(self, call: Call) -> Next:
-        """What may be done about a call that has not ended; raises `InFlight` while nothing may."""
+        """The next step for a call that has not ended; raises `InFlight` while there is none."""
         if call.state is State.INTENDED:
             return Next.SEND
         # A request may leave us at the last moment of its own limit and then run as long: see `OutsideCalls`.

@@ -51,7 +51,7 @@ class SyncOutsideCalls:
             self._ledger.write(call.set_aside())
 
     def unclear(self, limit: int = 100) -> list[Call]:
-        """What a human has to look at, the oldest first."""
+        """The calls that a human has to look at, oldest first."""
         return self._ledger.unclear(self._provider, limit)
 
     def resolve(self, key: str, *, done: Any = None, again: bool = False) -> None:

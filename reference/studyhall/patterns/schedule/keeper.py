@@ -70,7 +70,7 @@ class _Producer(Protocol):
 
 
 class Jobs(Protocol):
-    """What is needed of `typed_jobs.JobTypes`: of each type its queue and its attempts."""
+    """What is needed of `typed_jobs.JobTypes`: each type's queue and attempts."""
 
     def __getitem__(self, name: str) -> Any: ...
     def encode(self, job: str, payload: Any) -> dict[str, Any]: ...
@@ -293,7 +293,7 @@ class Schedules:
     # -- looking -------------------------------------------------------------------------------------------
 
     async def states(self, producer: _Producer, store: AsyncEngine) -> list[ScheduleState]:
-        """Every declared schedule with its next slot, and what became of the earlier ones."""
+        """Every declared schedule with its next slot and the counts of earlier ones."""
         states, past = [], await history.past(store)
         for schedule in self:
             repeat = producer.queue(self._jobs[schedule.job].queue).toKey("repeat")
