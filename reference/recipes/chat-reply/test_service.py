@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent
 API = ["api.py"]
 WORKER = ["worker.py"]
 SEND = ["send.py"]
-EXAMPLE = " --question text"  # all fields but the key
+EXAMPLE = " --question text"  # without the key
 OPTIONS = '{"x": 1, "question": "text"}'
 
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent
 WORKER = ["worker.py"]
 SUBMIT = ["submit.py"]
 OUTBOX = "python -m patterns.outbox.command"
-EXAMPLE = " --amount 1"  # all fields but the key
+EXAMPLE = " --amount 1"  # without the key
 
 
 class Receiver(BaseHTTPRequestHandler):

@@ -16,7 +16,7 @@ from patterns.engine import ensure_redis
 ROOT = Path(__file__).parent
 WORKER = ["worker.py"]
 RUN_NOW = ["run_now.py"]
-EXAMPLE = " --pages 1"  # all fields but the key
+EXAMPLE = " --pages 1"  # without the key
 
 
 @pytest.fixture

@@ -53,7 +53,8 @@ async def dated(run: JobContext, call_next):
     """Keyed by the slot's day: a run by the clock and one by hand are the same."""
     if tick := tick_of(run.job_id, run.job.data):
         day = f"{tick.at.astimezone(ZoneInfo(ZONE)):%Y%m%d}"
-        run.payload = Task.model_validate({**run.body, "date": day})
+        fields = {**run.body, "date": day}
+        run.payload = Task.model_validate(fields)
     run.key = str(run.payload.date)
     # Compared with that day too, not with the clock's "0".
     run.body, run.mark = run.payload.model_dump(mode="json"), ""

@@ -17,7 +17,7 @@ from patterns.engine import ensure_redis
 ROOT = Path(__file__).parent
 WORKER = ["worker.py"]
 SUBMIT = ["submit.py"]
-EXAMPLE = " --grams 1"  # all fields but the key
+EXAMPLE = " --grams 1"  # without the key
 # Keep in step with worker.py: the provider's answer, and what is stored.
 ANSWER = '{"id": 7}'
 STORED, ROW = "select key, answer from results", ("1", ANSWER)

@@ -16,7 +16,7 @@ from patterns.engine import ensure_redis
 ROOT = Path(__file__).parent
 WORKER = ["worker.py"]
 SUBMIT = ["submit.py"]
-EXAMPLE = " --note text"  # all fields but the key
+EXAMPLE = " --note text"  # without the key
 ROWS = 500
 
 

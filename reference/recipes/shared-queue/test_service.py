@@ -19,7 +19,7 @@ from patterns.engine import ensure_redis
 ROOT = Path(__file__).parent
 WORKER = ["worker.py"]
 SUBMIT = ["submit.py"]
-EXAMPLE = " --grams 1"  # all fields but the key
+EXAMPLE = " --grams 1"  # without the key
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from patterns.engine import ensure_redis
 ROOT = Path(__file__).parent
 WORKER = ["worker.py"]
 SUBMIT = ["submit.py"]
-EXAMPLE = " --phone text"  # all fields but the key
+EXAMPLE = " --phone text"  # without the key
 # Keep in step with worker.py: the provider's answer, and what is stored.
 ANSWER = '{"id": 7}'
 STORED, ROW = "select key, answer from results", ("1", ANSWER)

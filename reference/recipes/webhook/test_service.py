@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent
 API = ["api.py"]
 WORKER = ["worker.py"]
 SEND = ["send.py"]
-EXAMPLE = " --amount 1"  # all fields but the key
+EXAMPLE = " --amount 1"  # without the key
 
 
 def until(condition, *processes):
