@@ -40,7 +40,7 @@ async def open_app(settings: Settings, *, edge: bool = False) -> AsyncIterator[A
     """Find or start Redis, open the database, close both at the end.
 
     `edge` is for processes that take requests from outside: they refuse when the queues are too long, and they
-    start without a Redis that is configured and away. Workers do neither: follow-up work must get in.
+    start while the configured Redis is away. Workers do neither: follow-up work must get in.
     """
     settings.make_data_dir()  # files live here, even when all servers are elsewhere
     redis = _redis(settings, edge)
@@ -72,5 +72,5 @@ def _redis(settings: Settings, edge: bool) -> RedisServer:
     except Unreachable as error:
         if not edge or not settings.redis_url:
             raise
-        gone = f"{error} Requests are kept in the database until it is back."
-        return RedisServer(settings.redis_url, "unknown", without_secrets(settings.redis_url), warnings=[gone])
+        warning = f"{error} Requests are kept in the database until it is back."
+        return RedisServer(settings.redis_url, "unknown", without_secrets(settings.redis_url), warnings=[warning])

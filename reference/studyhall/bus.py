@@ -41,4 +41,4 @@ def _bus(url: str) -> EventBus:
                 return KafkaBus(parts.netloc, ordered=True)
     except ModuleNotFoundError as missing:
         raise SettingsError(f"the bus {parts.scheme} needs {missing.name}: pip install 'queuesmith[brokers]'") from None
-    raise SettingsError(f"STUDYHALL_BUS_URL: {parts.scheme}:// is none of redis, amqp, nats, kafka")
+    raise SettingsError(f"STUDYHALL_BUS_URL: {parts.scheme}:// is not one of redis, amqp, nats, kafka")

@@ -16,26 +16,26 @@ from .schedules import schedules
 
 
 async def cancel_document(app: App, document_id: str, reason: str) -> list[Cancellation]:
-    """Stop whatever is still to be done for a document. What is stored already stays."""
+    """Stop all remaining work on a document. Stored results stay."""
     document = await _document(app, document_id)
-    given = {"document_id": document_id, "owner": document.owner}
-    ended = []
+    reference = {"document_id": document_id, "owner": document.owner}
+    outcomes = []
     # The markers first, in the database: they hold whether the flow is queued, waits to be, or runs.
     for name in reversed(STAGES):
-        ident, payload = job_id(name, document_id), app.jobs.encode(name, given)["payload"]
-        ended.append(await rule_out(app.store, app.jobs[name].queue, name, ident, document_id, payload, reason))
-    if all(cancelled.state == "too-late" for cancelled in ended):
-        return ended
+        ident, payload = job_id(name, document_id), app.jobs.encode(name, reference)["payload"]
+        outcomes.append(await rule_out(app.store, app.jobs[name].queue, name, ident, document_id, payload, reason))
+    if all(cancelled.state == "too-late" for cancelled in outcomes):
+        return outcomes
     async with begin(app.store) as tx:
         await db.reject(tx, document_id, document.owner, "cancelled", f"Cancelled: {reason}")
     await pending_jobs.forget(app.store, job_id(STAGES[-1], document_id))
-    states = {cancelled.job_id: cancelled for cancelled in ended}
+    states = {cancelled.job_id: cancelled for cancelled in outcomes}
     for name in reversed(STAGES):
         ident = job_id(name, document_id)
         try:
             for cancelled in await cancel(app.producer.redis, app.store, app.jobs[name].queue, ident, reason):
                 states[cancelled.job_id] = cancelled
-            break  # it followed the flow to all the others
+            break  # this cancelled the whole flow
         except NoSuchJob:
             continue  # not queued yet, or finished and forgotten
     with contextlib.suppress(delayed.AlreadyStarted):
@@ -58,13 +58,13 @@ def _queue_of(app: App, ident: str) -> str:
 
 
 async def remind(app: App, document_id: str, delay: float) -> JobRef:
-    """Remind the owner `delay` seconds from now; asked again, the reminder moves."""
+    """Remind the owner `delay` seconds from now; a second request moves the reminder."""
     document = await _document(app, document_id)
     request = JobRequest(
         "study-reminder", {"document_id": document_id, "owner": document.owner}, key=document_id, delay=delay
     )
     ref = await app.producer.enqueue(request)
-    if delay:  # if it was there already, only its time changes
+    if delay:  # an existing one only gets a new time
         await delayed.reschedule(app.producer, ref, delay)
     return ref
 

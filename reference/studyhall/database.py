@@ -1,7 +1,7 @@
 """StudyHall's database, opened with all of its tables.
 
-SQLAlchemy knows a table once the module that declares it was imported. So every one is named here: whoever opens
-the database finds all tables, whichever part of StudyHall it is.
+SQLAlchemy knows a table once its module is imported. So all are named here: whichever part of StudyHall opens the
+database finds every table.
 """
 
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ from .patterns.schedule import history
 from .settings import Settings
 
 TABLES = (
-    # documents and what was made of them
+    # documents and their results
     db.documents,
     db.graphs,
     db.quizzes,

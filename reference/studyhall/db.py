@@ -109,12 +109,12 @@ async def add_document(
 ) -> None:
     now = time.time()
     # A NUL is legal in a multipart file name and an error in PostgreSQL.
-    shown = "".join(character for character in name if character.isprintable())[:255] or "document"
+    printable = "".join(character for character in name if character.isprintable())[:255] or "document"
     await tx.execute(
         insert(documents).values(
             id=document_id,
             owner=owner,
-            name=shown,
+            name=printable,
             blob=blob,
             size=size,
             sha256=sha256,
@@ -167,7 +167,7 @@ async def reject(tx: AsyncConnection, document_id: str, owner: str, code: str, m
 
 
 async def replace_blob(tx: AsyncConnection, document_id: str, owner: str, *, blob: str, size: int, sha256: str) -> bool:
-    """Another file for the same document, for example a repaired one; a rejection is taken back."""
+    """Another file for the same document, such as a repaired one; clears a rejection."""
     values = {"blob": blob, "size": size, "sha256": sha256, "status": "uploaded", "error_code": None, "error": None}
     return await _update(tx, document_id, owner, **values) == 1
 
@@ -210,15 +210,15 @@ async def explanations(connection: AsyncConnection, document_id: str, owner: str
 
 
 async def unfinished_documents(connection: AsyncConnection, *, after: str, limit: int) -> list[Document]:
-    """Documents of anybody that are neither through nor rejected, by id; for the reconciliation."""
+    """Anybody's documents that are neither finished nor rejected, by id; for the reconciliation."""
     through = select(explanation_sets.c.document_id)
-    wanted = and_(documents.c.id > after, documents.c.status != "rejected", documents.c.id.not_in(through))
-    rows = await connection.execute(select(*_SUMMARY).where(wanted).order_by(documents.c.id).limit(limit))
+    unfinished = and_(documents.c.id > after, documents.c.status != "rejected", documents.c.id.not_in(through))
+    rows = await connection.execute(select(*_SUMMARY).where(unfinished).order_by(documents.c.id).limit(limit))
     return [Document(**row._mapping) for row in rows]
 
 
 async def document_of_anybody(connection: AsyncConnection, document_id: str) -> Document | None:
-    """For the operator's command line. Whatever answers to users asks `document`, with the owner."""
+    """For the operator's command line. Whatever answers users calls `document`, with the owner."""
     row = (await connection.execute(select(*_SUMMARY).where(documents.c.id == document_id))).first()
     return Document(**row._mapping) if row else None
 

@@ -100,7 +100,7 @@ async def tour(settings: Settings, *, keep: bool, console: Console) -> int:
 
 @contextlib.asynccontextmanager
 async def _server_ended() -> AsyncIterator[list[RedisServer]]:
-    """Leaves when our embedded server has ended, which it does after its last user: until then it writes files."""
+    """Waits until our embedded server has ended, after its last user: until then it writes files."""
     servers: list[RedisServer] = []
     try:
         yield servers
@@ -291,10 +291,10 @@ async def _summary(app: App, story: Story, seconds: float, console: Console) -> 
 
 
 async def _keep_running(app: App, console: Console) -> None:
-    here = app.settings.data_dir
+    folder = app.settings.data_dir
     console.print(
-        f"\nStill running. In another terminal:\n  studyhall status --owner {OWNER} --data-dir {here}\n"
-        f"  studyhall submit FILE --data-dir {here}\n  studyhall dlq list --data-dir {here}\nCtrl-C ends it."
+        f"\nStill running. In another terminal:\n  studyhall status --owner {OWNER} --data-dir {folder}\n"
+        f"  studyhall submit FILE --data-dir {folder}\n  studyhall dlq list --data-dir {folder}\nCtrl-C ends it."
     )
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -39,12 +39,12 @@ async def buy_packs(app: App, folder: Path, console: Console) -> dict[str, objec
                 ledger = (await client.get(f"{url}/admin/ledger")).json()
             duplicated = await _duplicated(app, placed)
     charged = sum(charge["status"] == "succeeded" for charge in ledger["charges"])
-    wanted, got = Counter(state for _, state in WISHES), Counter(ended.values())
-    console.print(f"   confirmed {got['confirmed']}, taken back {got['cancelled']}, charged {charged} times")
+    expected, actual = Counter(state for _, state in WISHES), Counter(ended.values())
+    console.print(f"   confirmed {actual['confirmed']}, taken back {actual['cancelled']}, charged {charged} times")
     return {
-        "held": got == wanted and charged == wanted["confirmed"] and duplicated == 0,
+        "held": actual == expected and charged == expected["confirmed"] and duplicated == 0,
         "orders": len(placed),
-        "confirmed / taken back": f"{got['confirmed']} / {got['cancelled']}",
+        "confirmed / taken back": f"{actual['confirmed']} / {actual['cancelled']}",
         "charges": charged,
         "messages, payouts and feed entries duplicated": duplicated,
     }
@@ -66,9 +66,9 @@ async def _ends(app: App, placed: list[str]) -> dict[str, str]:
         async with read(app.store) as connection:
             rows = await connection.execute(select(orders.c.id, orders.c.status).where(orders.c.id.in_(placed)))
             states = {row.id: row.status for row in rows}
-            told = await connection.scalar(select(func.count()).select_from(payouts)) or 0
+            paid = await connection.scalar(select(func.count()).select_from(payouts)) or 0
         ended = all(state in ("confirmed", "cancelled") for state in states.values())
-        if (ended and told >= list(states.values()).count("confirmed")) or time.monotonic() > deadline:
+        if (ended and paid >= list(states.values()).count("confirmed")) or time.monotonic() > deadline:
             return states
         await asyncio.sleep(0.1)
 
@@ -78,8 +78,8 @@ async def _duplicated(app: App, placed: list[str]) -> int:
     async with read(app.store) as connection:
         for table in (payouts, feed_entries, notifications):
             # An order may get two messages (placed, then its end), but never the same one twice.
-            same = (table.c.order_id, table.c.text) if "text" in table.c else (table.c.order_id,)
-            rows = await connection.execute(select(func.count()).where(table.c.order_id.in_(placed)).group_by(*same))
+            columns = (table.c.order_id, table.c.text) if "text" in table.c else (table.c.order_id,)
+            rows = await connection.execute(select(func.count()).where(table.c.order_id.in_(placed)).group_by(*columns))
             duplicated += sum(int(count) - 1 for (count,) in rows)
     return duplicated
 

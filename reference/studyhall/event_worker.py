@@ -76,7 +76,7 @@ async def consume(store: AsyncEngine, bus: EventBus, group: str, *, stop: asynci
 async def reconcile_events(store: AsyncEngine, bus: EventBus, group: str, *, grace: float = LATE) -> Reconciled | None:
     """Give the group what was published and never reached it: a bus that lost its data tells nobody.
 
-    None when the group still has events to read. Safe beside the group and beside others that do the same:
+    None when the group still has events to read. Safe while the group runs, and others that do the same:
     everything goes through its inbox.
     """
     if await bus.lag(group):

@@ -9,7 +9,7 @@ from .patterns.rate_limit import limited, tenant_limit
 from .settings import Settings
 
 AI_JOBS = frozenset({"graph-generation", "quiz-creation", "connection-explanations"})
-PLENTY = (1_000_000.0, 1_000_000)  # one of the two limits is set, the other is not
+PLENTY = (1_000_000.0, 1_000_000)  # per user, when only the total is limited
 USER_RATE, AI_RATE = 1.0, 5.0  # what a remote provider gets unless the settings say otherwise
 
 
@@ -26,7 +26,7 @@ def ai_limit(settings: Settings, redis: Redis) -> list[Step]:
 
 
 def provider_breaker(settings: Settings, redis: Redis) -> CircuitBreaker | None:
-    """Shared by all workers. The local provider has nobody to leave alone."""
+    """Shared by all workers. The local provider needs none."""
     if settings.provider == "local":
         return None
     return CircuitBreaker(

@@ -1,5 +1,5 @@
-"""What StudyHall does for itself, for scheduled jobs and command line alike: throws away what nobody needs any
-more, enqueues documents whose flow is lost, and watches its health."""
+"""StudyHall's own upkeep, for scheduled jobs and the command line: deletes what nobody needs any more, enqueues
+documents whose flow is lost, and watches its health."""
 
 import logging
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -88,10 +88,10 @@ async def clean_up(store: AsyncEngine, blob_dir: Path, *, kept: Retention = DEFA
 
 
 async def _forget_sagas(store: AsyncEngine) -> int:
-    gone = 0
+    deleted = 0
     while batch := await saga_store.purge(store, SAGAS_KEPT):  # short transactions, until nothing is left
-        gone += batch
-    return gone
+        deleted += batch
+    return deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,9 @@ class Maintenance:
         return await evaluate(self.store, signals, RULES, to_all(_send, self.tell) if self.tell else _send)
 
     async def reconcile_documents(self, *, grace: float = GRACE) -> Reconciled:
-        """The database says which documents are not through; whose flow is in no queue is enqueued again.
+        """The database says which documents are unfinished; one whose flow is in no queue is enqueued again.
 
-        Stages that were done already find their marker and hand on the stored result.
+        Stages that were done already find their marker and pass on the stored result.
         """
         owners: dict[str, str] = {}
 
@@ -141,12 +141,12 @@ class Maintenance:
         return await reconcile(unfinished(), self._present, repair, grace=grace)
 
     async def _present(self, documents: Collection[str]) -> set[str]:
-        """Those whose flow lives: its last stage is in Redis, or a stage waits in the dead letters or to be queued."""
+        """Those with a living flow: its last stage is in Redis, or a stage is a dead letter or waits to be queued."""
         queue = self.producer.queue(self.producer.queue_of(LAST))
         async with self.producer.redis.pipeline(transaction=False) as batch:
             for document in documents:
                 batch.exists(queue.toKey(job_id(LAST, document)))
-            result = {document for document, here in zip(documents, await batch.execute(), strict=True) if here}
+            result = {document for document, exists in zip(documents, await batch.execute(), strict=True) if exists}
         stages = {job_id(name, document): document for document in documents for name in STAGES}
         letters = select(dead_letters.c.job_id).where(
             dead_letters.c.job_id.in_(stages), dead_letters.c.replayed_at.is_(None)
@@ -159,9 +159,9 @@ class Maintenance:
 
 
 def receivers(urls: str | None) -> Sender | None:
-    """As the setting names them."""
-    named = [url.strip() for url in (urls or "").split(",") if url.strip()]
-    return to_all(*map(sender, named)) if named else None
+    """From the setting: addresses, comma separated."""
+    addresses = [url.strip() for url in (urls or "").split(",") if url.strip()]
+    return to_all(*map(sender, addresses)) if addresses else None
 
 
 async def _send(alert: Alert) -> None:

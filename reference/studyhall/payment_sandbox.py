@@ -75,17 +75,17 @@ class Sandbox:
             return _error(400, "invalid_amount", "amount is a whole number of cents, 1 to 10000000")
         if not isinstance(customer, str) or not customer:
             return _error(400, "invalid_customer", "customer is missing")
-        same, currency = json.dumps(body, sort_keys=True), str(body.get("currency", "EUR"))
+        canonical, currency = json.dumps(body, sort_keys=True), str(body.get("currency", "EUR"))
         status = "declined" if declined else "succeeded"
         with self._turn, closing(self._connect()) as db, db:
             db.execute("BEGIN IMMEDIATE")
             if known := db.execute("SELECT * FROM charge WHERE key = ?", (key,)).fetchone():
-                if known["body"] != same:
+                if known["body"] != canonical:
                     return _error(422, "key_reused", "this key was used with another body: take a new key")
                 return _charged(known, 200)
             if db.execute("SELECT 1 FROM refund WHERE charge_key = ?", (key,)).fetchone():
                 return _error(409, "voided", "this key was voided before the charge arrived")
-            values = (key, same, _id("ch", key), status, amount, currency, customer, time.time())
+            values = (key, canonical, _id("ch", key), status, amount, currency, customer, time.time())
             db.execute("INSERT INTO charge VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
             return _charged(db.execute("SELECT * FROM charge WHERE key = ?", (key,)).fetchone(), 201)
 
@@ -160,12 +160,12 @@ class Sandbox:
                 before = "SELECT 1 FROM call WHERE operation = 'charge' AND key = ? LIMIT 1"
                 if not always and db.execute(before, (key,)).fetchone():
                     kind = ""
-            noted = (operation, key, kind, time.time())
-            added = db.execute("INSERT INTO call (operation, key, fault, at) VALUES (?, ?, ?, ?)", noted)
-            return int(added.lastrowid or 0), kind, seconds
+            row = (operation, key, kind, time.time())
+            cursor = db.execute("INSERT INTO call (operation, key, fault, at) VALUES (?, ?, ?, ?)", row)
+            return int(cursor.lastrowid or 0), kind, seconds
 
     def worked(self, call: int, status: int) -> None:
-        """Note what came of a call, whether or not its answer arrives."""
+        """Note the result of a call, whether or not its answer arrives."""
         with self._turn, closing(self._connect()) as db, db:
             db.execute("UPDATE call SET status = ? WHERE id = ?", (status, call))
 
@@ -258,7 +258,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True  # the client gave up waiting, which is often the point
 
     def log_message(self, format: str, *args: object) -> None:
-        """Silent: what was asked is in the `call` table."""
+        """Silent: requests are in the `call` table."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -267,7 +267,7 @@ class _Server(ThreadingHTTPServer):
 
 
 def serve(port: int, data_dir: Path) -> ThreadingHTTPServer:
-    """Bind to loopback; call `serve_forever()` on what comes back."""
+    """Bind to loopback; call `serve_forever()` on the result."""
     handler = type("Handler", (_Handler,), {"sandbox": Sandbox(data_dir)})
     return _Server(("127.0.0.1", port), handler)
 

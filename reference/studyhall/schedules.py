@@ -1,4 +1,4 @@
-"""What StudyHall does by the clock. Applied by every worker at its start; see `patterns/schedule/keeper.py`."""
+"""StudyHall's schedules. Applied by every worker at its start; see `patterns/schedule/keeper.py`."""
 
 from .patterns.schedule import Schedule, Schedules
 from .patterns.signed_payload import Signer
@@ -14,7 +14,7 @@ def schedules(jobs: JobTypes, settings: Settings, signer: Signer) -> Schedules:
         # At night where the people are. A night that was missed is made up for in the morning, once.
         Schedule("nightly-cleanup", "nightly-cleanup", cron="15 3 * * *", tz=settings.time_zone, jitter=300),
         Schedule("reconcile-documents", "reconcile-documents", every=300),
-        # An old look at the health is worth nothing: skip it, the next one is due.
+        # A late health check is worth nothing: skip it, the next one is due.
         Schedule("evaluate-health", "evaluate-health", every=60, when_late="skip"),
     ]
     return Schedules(jobs, declared, owner="studyhall", version=VERSION, sign=signer.sign)

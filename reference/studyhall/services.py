@@ -1,4 +1,4 @@
-"""What handlers get from the outside: `ctx.services`. Built once per worker process."""
+"""The services of the handlers, `ctx.services`. Built once per worker process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Pool(Protocol):
 
 
 class Shares:
-    """How many processes of the pool one owner may have at once, so that slow files of one leave room for others'.
+    """How many processes of the pool one owner may have at once, so that one's slow files leave room for others'.
 
     Whoever waits longer than `patience` goes back into the queue, consuming no attempt: a job that waits in the
     worker holds one of its places, and twenty of them would keep everybody else out.
@@ -88,7 +88,7 @@ class Services:
     shares: Shares = field(default_factory=Shares)
 
     async def upload(self, document: Document) -> Path:
-        """Where the document's file lies. One that is gone or is not what was uploaded is refused."""
+        """The path of the document's file. Refuses one that is gone or not what was uploaded."""
         path = (self.blob_dir / document.blob).resolve()
         if not path.is_relative_to(self.blob_dir.resolve()):
             raise Missing(GONE)

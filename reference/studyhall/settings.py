@@ -138,7 +138,7 @@ class Settings(BaseModel):
         return self.data_dir / "blobs"
 
     def make_data_dir(self) -> None:
-        """Uploads, database and keys lie here: for our own user alone."""
+        """Uploads, database and keys are here: for our own user alone."""
         try:
             self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             # An earlier version made it readable for everybody. Other people's folders are left as they are.

@@ -43,7 +43,7 @@ async def supervise(command: Sequence[str], count: int, grace: float) -> int:
             del children[slot]
             if stop.is_set() or code in (0, UNUSABLE):
                 stop.set()
-                # It was asked to stop before it could handle that.
+                # It was asked to stop before it could handle the signal.
                 return 0 if code == -signal.SIGTERM else code
             failures = 1 if time.monotonic() - began > 60 else failures + 1
             delay = random.random() * min(10.0, 0.2 * 2**failures)

@@ -63,26 +63,26 @@ def show_json(value: object) -> None:
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:
-    """A table, or a line that says what to do when there is nothing to show. What fits stands side by side, the rest
-    below its row: no line is too long, and ids are left whole, to be copied."""
-    shown = [[clean_text(str(value), limit=100_000) for value in row] for row in rows]
-    if not shown:
+    """A table, or a line that says what to do when there is nothing to show. Columns that fit are side by side, the
+    rest below their row: no line is too long, and ids stay whole, to be copied."""
+    cells = [[clean_text(str(value), limit=100_000) for value in row] for row in rows]
+    if not cells:
         out.print(f"[dim]{escape(empty)}[/]")
         return
-    sizes = [max(map(len, values)) for values in zip(columns, *shown, strict=True)]
-    beside, left = list[int](), out.width + 2
+    sizes = [max(map(len, values)) for values in zip(columns, *cells, strict=True)]
+    inline, room = list[int](), out.width + 2
     for number, size in enumerate(sizes):
-        if size + 2 <= left:
-            beside, left = [*beside, number], left - size - 2
+        if size + 2 <= room:
+            inline, room = [*inline, number], room - size - 2
 
     def line(values: Sequence[str]) -> str:
-        return escape("  ".join(f"{values[number]:<{sizes[number]}}" for number in beside).rstrip())
+        return escape("  ".join(f"{values[number]:<{sizes[number]}}" for number in inline).rstrip())
 
     _say(f"[italic]{escape(title)}[/]\n[bold]{line(columns)}[/]")
-    for row in shown:
+    for row in cells:
         _say(line(row))
         for number, value in enumerate(row):
-            if number not in beside and value:
+            if number not in inline and value:
                 _say(_folded(f"{columns[number]}: {value}".removeprefix(": "), "    ", "      "))
 
 

@@ -114,19 +114,19 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
             )
 
         tell_every = min(2.0, settings.chat_token_seconds / 20)
-        beside: list[Drainable] = [
+        helpers: list[Drainable] = [
             Periodic("sweeping failed jobs", partial(sweep, app), every=settings.sweep_seconds),
             Drainer(app.store, app.producer),
             CancelWatcher(app.producer.redis, workers),
             ScheduleKeeper(scheduled, app.producer, app.store),
             Periodic("late chat answers", partial(chat.replies.tell_late, webhook), every=tell_every),
         ]
-        # What is there by now lives as long as the process: the collector need not walk it again and again, which
-        # was a tenth of the cost of a small job.
+        # Objects that exist by now live as long as the process: the collector need not walk them again and again,
+        # which was a tenth of the cost of a small job.
         gc.freeze()
         with contextlib.suppress(OSError, AttributeError):  # glibc keeps what the imports have freed: 4 MB
             ctypes.CDLL(None).malloc_trim(0)
-        await run_until_signalled([*workers, *beside], grace=settings.grace_seconds, on_ready=ready)
+        await run_until_signalled([*workers, *helpers], grace=settings.grace_seconds, on_ready=ready)
 
 
 async def sweep(app: App) -> None:

@@ -12,9 +12,9 @@ from jobs import KEY, Task
 
 
 def send(task: Task):
-    asked = task.model_dump()
-    ident = str(asked.pop(KEY))
-    options = [{"name": name, "value": value} for name, value in asked.items()]
+    fields = task.model_dump()
+    ident = str(fields.pop(KEY))
+    options = [{"name": name, "value": value} for name, value in fields.items()]
     body = {"type": 2, "id": ident, "application_id": "app", "token": f"token-{ident}"}
     body |= {"user": {"id": "1"}, "data": {"name": "ask", "options": options}}
     text, at = json.dumps(body).encode(), str(int(time.time()))
@@ -26,9 +26,9 @@ def send(task: Task):
     }
     request = urllib.request.Request(os.environ["API_URL"], text, head)
     with urllib.request.urlopen(request, timeout=10) as answer:
-        said = json.load(answer)
-    if said["type"] != 5:
-        raise SystemExit(said["data"]["content"])
+        reply = json.load(answer)
+    if reply["type"] != 5:
+        raise SystemExit(reply["data"]["content"])
 
 
 if __name__ == "__main__":

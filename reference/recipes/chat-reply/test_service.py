@@ -27,12 +27,12 @@ ROOT = Path(__file__).parent
 API = ["api.py"]
 WORKER = ["worker.py"]
 SEND = ["send.py"]
-EXAMPLE = " --question text"  # of the fields beside the key
+EXAMPLE = " --question text"  # without the key
 OPTIONS = '{"x": 1, "question": "text"}'
 
 
 class Platform(BaseHTTPRequestHandler):
-    """Says 500 to the first edit of every message."""
+    """Answers the first edit of every message with 500."""
 
     edits: list[str] = []  # noqa: RUF012  of all its instances
 
@@ -50,7 +50,7 @@ class Platform(BaseHTTPRequestHandler):
 def until(condition, *processes):
     ends = time.monotonic() + 120
     while not condition():
-        assert all(one.poll() is None for one in processes), "it ended, see above"
+        assert all(process.poll() is None for process in processes), "ended, see above"
         assert time.monotonic() < ends, "it did not happen in time"
         time.sleep(0.1)
 
@@ -69,7 +69,7 @@ def status(url, body=None):
     except urllib.error.HTTPError as error:
         return error.code
     except OSError:
-        return None  # it does not listen yet
+        return None  # not listening yet
 
 
 def answered(ident):
@@ -77,7 +77,7 @@ def answered(ident):
 
 
 class Command:
-    """What discord.py hands to a command, as far as it is used."""
+    """The part of discord.py's command that is used."""
 
     id, application_id, token = 2, "app", "token-2"
 
@@ -142,8 +142,8 @@ async def by_gateway(env):
 def test_every_command_is_answered_once_and_nobody_is_left_thinking(service):
     def send(ident):
         command = [sys.executable, *SEND, ident, *EXAMPLE.split()]
-        given = {"cwd": ROOT, "env": service.env, "stderr": subprocess.PIPE}
-        return subprocess.run(command, **given, text=True, check=False).stderr
+        kwargs = {"cwd": ROOT, "env": service.env, "stderr": subprocess.PIPE}
+        return subprocess.run(command, **kwargs, text=True, check=False).stderr
 
     assert status(service.env["API_URL"], b"{}") == 401, "not signed"
     worker = service.start(*WORKER)

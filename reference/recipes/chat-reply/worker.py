@@ -19,7 +19,7 @@ from patterns.typed_jobs import plain
 
 
 async def think(task: Task, seconds: float) -> str:
-    """Yours. What it raises is tried again while the token lives, then the user is told."""
+    """Yours. Errors are retried while the token lives, then the user is told."""
     return f"You said: {task.model_dump_json()}"
 
 

@@ -1,4 +1,4 @@
-"""What happened, and the event that tells of it: rows of one transaction."""
+"""What happened, and its event: rows of one transaction."""
 
 import os
 
@@ -10,7 +10,7 @@ from patterns.core.event import Event
 from patterns.core.store import insert, metadata
 
 QUEUE = "invoices"
-# "crm=https://… mail=https://…": what waits for a receiver is kept under its name
+# "crm=https://… mail=https://…": events wait under the receiver's name
 RECEIVERS = dict(pair.split("=", 1) for pair in os.environ["RECEIVERS"].split())
 key = Column("key", Text, primary_key=True)
 results = Table("results", metadata, key, Column("body", Text))
@@ -22,7 +22,7 @@ class Task(BaseModel):
 
 
 async def record(tx, task: Task, what: str = "created"):
-    """In your transaction; the same again adds nothing, for the id is made of it."""
+    """In your transaction; a repeat has the same id and adds nothing."""
     key, data = str(task.invoice), task.model_dump(mode="json")
     names = {"id": f"{QUEUE}.{key}.{what}", "type": f"{QUEUE}.{what}.v1"}
     event = Event(**names, source=f"/{QUEUE}", subject=key, data=data)

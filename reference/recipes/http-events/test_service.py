@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent
 WORKER = ["worker.py"]
 SUBMIT = ["submit.py"]
 OUTBOX = "python -m patterns.outbox.command"
-EXAMPLE = " --amount 1"  # of the fields beside the key
+EXAMPLE = " --amount 1"  # without the key
 
 
 class Receiver(BaseHTTPRequestHandler):
@@ -32,7 +32,7 @@ class Receiver(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def receivers():
-    """By name: `calls` are the ids that came, `answers(ident)` is the status to say."""
+    """By name: `calls` lists the ids received, `answers(ident)` is the status sent."""
     servers = {}
     for name in ("crm", "mail"):
         servers[name] = server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
@@ -47,7 +47,7 @@ def receivers():
 def until(condition, *processes):
     ends = time.monotonic() + 120
     while not condition():
-        assert all(one.poll() is None for one in processes), "it ended, see above"
+        assert all(process.poll() is None for process in processes), "ended, see above"
         assert time.monotonic() < ends, "it did not happen in time"
         time.sleep(0.05)
 
@@ -55,8 +55,8 @@ def until(condition, *processes):
 def test_every_receiver_gets_each_event_whatever_the_other_says(receivers, tmp_path):
     crm, mail = receivers["crm"], receivers["mail"]
     urls = [
-        f"{name}=http://127.0.0.1:{one.server_port}"  # by the names of the fixture
-        for name, one in receivers.items()
+        f"{name}=http://127.0.0.1:{receiver.server_port}"  # by the names of the fixture
+        for name, receiver in receivers.items()
     ]
     env = {
         **os.environ,
@@ -67,8 +67,8 @@ def test_every_receiver_gets_each_event_whatever_the_other_says(receivers, tmp_p
     }
 
     def run(*command):
-        given = {"cwd": ROOT, "env": env, "stdout": subprocess.PIPE, "text": True}
-        return subprocess.run([sys.executable, *command], **given, check=True).stdout
+        kwargs = {"cwd": ROOT, "env": env, "stdout": subprocess.PIPE, "text": True}
+        return subprocess.run([sys.executable, *command], **kwargs, check=True).stdout
 
     def worker():
         return subprocess.Popen([sys.executable, *WORKER], cwd=ROOT, env=env)
@@ -78,7 +78,7 @@ def test_every_receiver_gets_each_event_whatever_the_other_says(receivers, tmp_p
 
     crm.answers = lambda ident: 500
     mail.answers = lambda ident: 400 if ".2." in ident else 200
-    # The same one again adds nothing.
+    # A repeat adds nothing.
     run(*SUBMIT, "1", "2", "3", "1", *EXAMPLE.split())
     process = worker()
     try:

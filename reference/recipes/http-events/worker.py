@@ -17,11 +17,11 @@ from patterns.shutdown import run_until_signalled
 from patterns.signed_http import sign
 
 SECRET = os.environ["SIGNING_SECRET"]
-LEASE = float(os.environ.get("LEASE", "30"))  # a killed worker's events wait that long
+LEASE = float(os.environ.get("LEASE", "30"))  # a killed worker's events wait this long
 
 
 class Receiver:
-    """None is taken, Permanent is set aside, everything else comes again."""
+    """None: taken. Permanent: set aside. Anything else is sent again."""
 
     def __init__(self, url: str):
         self.url, self.http = url, httpx.AsyncClient(timeout=None)
@@ -34,10 +34,10 @@ class Receiver:
         head = {"Content-Type": "application/cloudevents+json"}
         head |= {"Idempotency-Key": event.id, "Signature": sign(SECRET, body)}
         try:
-            async with asyncio.timeout(LEASE / 2):  # the whole of it
+            async with asyncio.timeout(LEASE / 2):  # the whole exchange
                 answer = await self.http.post(self.url, content=body, headers=head)
         except httpx.ConnectError as error:
-            return BrokerUnavailable(str(error))  # away: all of its events wait
+            return BrokerUnavailable(str(error))  # down: all its events wait
         except (httpx.HTTPError, TimeoutError) as error:
             return Transient(type(error).__name__)
         code = answer.status_code

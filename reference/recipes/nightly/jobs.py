@@ -1,4 +1,4 @@
-"""What a run is told, by the clock or by hand."""
+"""The input of a run, by the clock or by hand."""
 
 from patterns.typed_jobs import Payload
 

@@ -1,4 +1,4 @@
-"""python run_now.py 20261117… --pages 1: run these now, once together with the clock."""
+"""python run_now.py 20261117… --pages 1: run these now, unless the clock did."""
 
 import argparse
 import asyncio

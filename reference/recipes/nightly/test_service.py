@@ -16,7 +16,7 @@ from patterns.engine import ensure_redis
 ROOT = Path(__file__).parent
 WORKER = ["worker.py"]
 RUN_NOW = ["run_now.py"]
-EXAMPLE = " --pages 1"  # of the fields beside the key
+EXAMPLE = " --pages 1"  # without the key
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def env(tmp_path):
         "REDIS_URL": redis.url,
         "DATABASE_URL": f"sqlite:///{tmp_path / 'service.db'}",
         "CRON": "* * * * * *",
-        "ZONE": "UTC",  # none with summer time: a slot of each second would come twice
+        "ZONE": "UTC",  # no summer time, which would repeat slots
     }
     redis.stop()
 
@@ -37,14 +37,14 @@ def rows(env, query):
     with closing(sqlite3.connect(path)) as connection:
         try:
             return connection.execute(query).fetchall()
-        except sqlite3.OperationalError:  # the tables are not made yet
+        except sqlite3.OperationalError:  # no tables yet
             return []
 
 
 def until(condition, *processes):
     ends = time.monotonic() + 120
     while not condition():
-        assert all(one.poll() is None for one in processes), "it ended, see above"
+        assert all(process.poll() is None for process in processes), "ended, see above"
         assert time.monotonic() < ends, "it did not happen in time"
         time.sleep(0.1)
 
@@ -59,10 +59,10 @@ def test_many_slots_of_one_date_and_a_run_by_hand_take_effect_once(env, tmp_path
     def by_hand(day):
         return re.findall(rf'\.{day}".*"outcome":"(\w+)"', log.read_text())
 
-    words, given = [sys.executable, *WORKER], {"cwd": ROOT, "env": env}
+    words, kwargs = [sys.executable, *WORKER], {"cwd": ROOT, "env": env}
     log = tmp_path / "log"
     with log.open("w") as out:
-        workers = [subprocess.Popen(words, **given, stderr=out) for _ in range(2)]
+        workers = [subprocess.Popen(words, **kwargs, stderr=out) for _ in range(2)]
     try:
         until(lambda: slots() >= 2, *workers)
         killed = workers.pop(0)
@@ -72,7 +72,7 @@ def test_many_slots_of_one_date_and_a_run_by_hand_take_effect_once(env, tmp_path
         until(lambda: slots() >= seen + 2 and keys(), *workers)
         days = keys()[0], "20200101"
         command = [sys.executable, *RUN_NOW, *days, *EXAMPLE.split()]
-        subprocess.run(command, **given, check=True)
+        subprocess.run(command, **kwargs, check=True)
         until(lambda: all(by_hand(day) for day in days), *workers)
         assert [*map(by_hand, days)] == [["duplicate"], ["completed"]], log.read_text()
         assert not rows(env, "select reason from dead_letters")

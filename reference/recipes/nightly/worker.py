@@ -41,8 +41,8 @@ async def handle(ctx: JobContext, task: Task) -> Done:
 RULES = {"retry": surviving(3600), "deadline": 3600.0}  # of one run
 jobs = JobTypes()
 jobs.register(name=QUEUE, payload=Task, handler=handle, queue=QUEUE, **RULES)
-TOLD = '{"date": "0", "pages": 1}'  # instead of "0" the clock's own day, see below
-payload = Task.model_validate_json(TOLD)
+INPUT = '{"date": "0", "pages": 1}'  # "0": replaced by the slot's day, see below
+payload = Task.model_validate_json(INPUT)
 nightly = Schedule("nightly", QUEUE, cron=CRON, tz=ZONE, payload=payload)
 # Raise the version with every change.
 schedules = Schedules(jobs, [nightly], owner=QUEUE, version=1)
@@ -50,13 +50,13 @@ schedules = Schedules(jobs, [nightly], owner=QUEUE, version=1)
 
 @needs("payload")
 async def dated(run: JobContext, call_next):
-    """Known by its slot's day, so that the clock's run and one by hand are one."""
+    """Keyed by the slot's day: a run by the clock and one by hand are the same."""
     if tick := tick_of(run.job_id, run.job.data):
         day = f"{tick.at.astimezone(ZoneInfo(ZONE)):%Y%m%d}"
-        told = {**run.body, "date": day}
-        run.payload = Task.model_validate(told)
+        fields = {**run.body, "date": day}
+        run.payload = Task.model_validate(fields)
     run.key = str(run.payload.date)
-    # And compared by it: no mark of what the clock was told, "0".
+    # Compared with that day too, not with the clock's "0".
     run.body, run.mark = run.payload.model_dump(mode="json"), ""
     return await call_next(run)
 

@@ -1,4 +1,4 @@
-"""What may be asked of this service: imported by whoever sends, and by the worker."""
+"""What this service takes: imported by senders and by the worker."""
 
 from patterns.typed_jobs import Payload
 

@@ -17,8 +17,8 @@ from patterns.engine import ensure_redis
 ROOT = Path(__file__).parent
 WORKER = ["worker.py"]
 SUBMIT = ["submit.py"]
-EXAMPLE = " --grams 1"  # of the fields beside the key
-# In step with worker.py: what the provider answers, and what is stored of it.
+EXAMPLE = " --grams 1"  # without the key
+# Keep in step with worker.py: the provider's answer, and what is stored.
 ANSWER = '{"id": 7}'
 STORED, ROW = "select key, answer from results", ("1", ANSWER)
 
@@ -63,7 +63,7 @@ def submit(env, *words):
 
 
 def rows(env, query):
-    """What the worker has stored; nothing before it has made its tables."""
+    """What the worker has stored; nothing until it has made its tables."""
     try:
         path = env["DATABASE_URL"].removeprefix("sqlite:///")
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:

@@ -1,4 +1,4 @@
-"""What may be asked of this service: imported by whoever sends, and by the worker."""
+"""What this service takes: imported by senders and by the worker."""
 
 import os
 from pathlib import Path
@@ -19,5 +19,5 @@ def key_of(task: Task) -> str:
 
 
 def path_of(task: Task) -> Path:
-    """A file name whatever the key holds: no slash of it leads elsewhere."""
+    """A safe file name, whatever the key: a slash in it leads nowhere."""
     return Path(os.environ["UPLOADS"], quote(key_of(task), safe="") + ".csv")

@@ -12,7 +12,7 @@ from patterns.producer import JobRequest, Producer
 
 
 def keep(file: Path, task: Task):
-    """A copy that nobody changes: the first one under its key stands."""
+    """A copy that nobody changes: the first under a key stays."""
     target = path_of(task)
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(f"{target}.{os.getpid()}")

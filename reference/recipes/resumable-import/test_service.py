@@ -16,7 +16,7 @@ from patterns.engine import ensure_redis
 ROOT = Path(__file__).parent
 WORKER = ["worker.py"]
 SUBMIT = ["submit.py"]
-EXAMPLE = " --note text"  # of the fields beside the key
+EXAMPLE = " --note text"  # without the key
 ROWS = 500
 
 
@@ -39,7 +39,7 @@ def submit(env, *words):
 
 
 def rows(env, query):
-    """What the worker has stored; nothing before it has made its tables."""
+    """What the worker has stored; nothing until it has made its tables."""
     try:
         path = env["DATABASE_URL"].removeprefix("sqlite:///")
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
@@ -49,7 +49,7 @@ def rows(env, query):
 
 
 def work_until(env, done, stop):
-    """A worker, which gets the signal `stop` when `done`; returns its exit code."""
+    """Run a worker, signal `stop` to it when `done`; returns its exit code."""
     worker = subprocess.Popen([sys.executable, *WORKER], cwd=ROOT, env=env)
     try:
         deadline = time.monotonic() + 60

@@ -41,7 +41,7 @@ def read(path: Path, after: int):
         yield from ((rows.line_num, row) for row in rows if rows.line_num > after)
 
 
-def told(row: dict) -> dict:
+def checked(row: dict) -> dict:
     bad = None in row or None in row.values()  # your rules
     return {"data": json.dumps(row), "rejected": "columns" if bad else None}
 
@@ -51,13 +51,13 @@ async def handle(ctx: JobContext, task: Task) -> Done:
     source = read(path_of(task), done)
     while batch := await asyncio.to_thread(list, islice(source, BATCH)):
         done = batch[-1][0]
-        # One transaction: these rows, and that the next run begins behind them.
+        # One transaction: these rows, and where the next run begins.
         await ctx.checkpoint(done, partial(save, ctx.key, batch))
     return Done({"lines": done})
 
 
 async def save(key: str, batch: list, tx):
-    rows = [{"key": key, "line": n, **told(row)} for n, row in batch]
+    rows = [{"key": key, "line": n, **checked(row)} for n, row in batch]
     await tx.execute(insert(imported), rows)
 
 

@@ -19,7 +19,7 @@ from patterns.engine import ensure_redis
 ROOT = Path(__file__).parent
 WORKER = ["worker.py"]
 SUBMIT = ["submit.py"]
-EXAMPLE = " --grams 1"  # of the fields beside the key
+EXAMPLE = " --grams 1"  # without the key
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def submit(env, *words):
 
 
 def rows(env, query):
-    """What the worker has stored; nothing before it has made its tables."""
+    """What the worker has stored; nothing until it has made its tables."""
     try:
         path = env["DATABASE_URL"].removeprefix("sqlite:///")
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:

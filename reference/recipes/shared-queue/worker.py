@@ -1,4 +1,4 @@
-"""python worker.py: works off what others send, until SIGTERM."""
+"""python worker.py: does what others send, until SIGTERM."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ async def handle(ctx: JobContext, task: Task) -> Done:
     # The slow part goes here: its failure is a retry, and nothing is locked meanwhile.
     text = json.dumps(task.model_dump())
 
-    async def save(tx):  # commits with the marker by which a second run knows
+    async def save(tx):  # commits with the marker that stops a second run
         await tx.execute(insert(results).values(key=ctx.key, task=text))
 
     return Done({"key": ctx.key}, save)

@@ -18,14 +18,14 @@ from patterns.engine import ensure_redis
 ROOT = Path(__file__).parent
 WORKER = ["worker.py"]
 SUBMIT = ["submit.py"]
-EXAMPLE = " --phone text"  # of the fields beside the key
-# In step with worker.py: what the provider answers, and what is stored of it.
+EXAMPLE = " --phone text"  # without the key
+# Keep in step with worker.py: the provider's answer, and what is stored.
 ANSWER = '{"id": 7}'
 STORED, ROW = "select key, answer from results", ("1", ANSWER)
 
 
 class Provider(BaseHTTPRequestHandler):
-    """Sends whatever it is asked to, loses the first answer, and can be asked."""
+    """Sends every request, loses the first answer, and can be looked up."""
 
     sent: list[str] = []  # noqa: RUF012  shared by all requests
 
@@ -36,7 +36,7 @@ class Provider(BaseHTTPRequestHandler):
             self.answer(200)
 
     def do_GET(self):
-        self.answer(200 if any(one in self.path for one in self.sent) else 404)
+        self.answer(200 if any(sent in self.path for sent in self.sent) else 404)
 
     def answer(self, status):
         self.send_response(status)
@@ -69,7 +69,7 @@ def submit(env, *words):
 
 
 def rows(env, query):
-    """What the worker has stored; nothing before it has made its tables."""
+    """What the worker has stored; nothing until it has made its tables."""
     try:
         path = env["DATABASE_URL"].removeprefix("sqlite:///")
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:

@@ -29,10 +29,10 @@ results = Table("results", metadata, key, Column("answer", Text, nullable=False)
 
 
 class Provider:
-    """What the handler gets as `ctx.services`. Its documentation gives the numbers."""
+    """The handler's `ctx.services`. The provider's documentation has the numbers."""
 
     def __init__(self, store):
-        # Seconds after which a request is over at the provider, whatever we saw of it.
+        # Seconds after which the provider no longer works on a request.
         longest = float(os.environ.get("PROVIDER_LONGEST", "30"))
         url = os.environ["PROVIDER_URL"]
         self.http = httpx.AsyncClient(base_url=url, timeout=longest)
@@ -56,7 +56,7 @@ async def handle(ctx: JobContext, task: Task) -> Done:
 
     answer = await ctx.services.calls.once(ctx.key, send)  # or the recorded answer
 
-    async def save(tx):  # commits with the marker by which a second run knows
+    async def save(tx):  # commits with the marker that stops a second run
         await tx.execute(insert(results).values(key=ctx.key, answer=json.dumps(answer)))
 
     return Done(answer, save)

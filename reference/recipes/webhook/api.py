@@ -15,7 +15,7 @@ from patterns.core.open_store import close, create_all, open_store
 from patterns.core.store import StoreUnavailable, begin, ping
 from patterns.signed_http import NotSigned, verify
 
-SECRETS = os.environ["SIGNING_SECRETS"].split()  # two of them while you change it
+SECRETS = os.environ["SIGNING_SECRETS"].split()  # two while you rotate
 
 
 @contextlib.asynccontextmanager
@@ -50,7 +50,7 @@ async def webhook(request: Request):
     try:
         async with begin(app.state.store, durable=True) as tx:
             await outbox.add(tx, event, to=[QUEUE])  # a duplicate adds nothing
-    except StoreUnavailable:  # away or busy: the sender comes again
+    except StoreUnavailable:  # away or busy: the sender retries
         raise HTTPException(503, headers={"Retry-After": "5"}) from None
 
 

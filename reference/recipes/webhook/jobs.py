@@ -1,4 +1,4 @@
-"""What senders tell us of; fields that they add are ignored."""
+"""What senders tell us; fields they add are ignored."""
 
 from pydantic import BaseModel
 

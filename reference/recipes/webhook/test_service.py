@@ -1,4 +1,4 @@
-"""python -m pytest test_service.py: taken while there is no Redis, worked off once."""
+"""python -m pytest test_service.py: taken without Redis, done once."""
 
 import json
 import os
@@ -22,13 +22,13 @@ ROOT = Path(__file__).parent
 API = ["api.py"]
 WORKER = ["worker.py"]
 SEND = ["send.py"]
-EXAMPLE = " --amount 1"  # of the fields beside the key
+EXAMPLE = " --amount 1"  # without the key
 
 
 def until(condition, *processes):
     ends = time.monotonic() + 120
     while not condition():
-        assert all(one.poll() is None for one in processes), "it ended, see above"
+        assert all(process.poll() is None for process in processes), "ended, see above"
         assert time.monotonic() < ends, "it did not happen in time"
         time.sleep(0.1)
 
@@ -40,7 +40,7 @@ def post(url, body=None, signature=""):
     except urllib.error.HTTPError as error:
         return error.code
     except OSError:
-        return None  # it does not listen yet
+        return None  # not listening yet
 
 
 @pytest.fixture
@@ -72,10 +72,10 @@ def service(tmp_path):
         def results(self):
             with closing(sqlite3.connect(tmp_path / "service.db")) as connection:
                 try:
-                    found = connection.execute("select key from results").fetchall()
-                except sqlite3.OperationalError:  # there is no table yet
+                    rows = connection.execute("select key from results").fetchall()
+                except sqlite3.OperationalError:  # no table yet
                     return []
-                return sorted(key for (key,) in found)
+                return sorted(key for (key,) in rows)
 
     service = Service()
     try:
@@ -114,7 +114,7 @@ def test_while_the_database_is_busy_the_sender_is_told_to_come_again(service, tm
     request = urllib.request.Request(f"{service.url}/webhook", body, head)
     with closing(sqlite3.connect(tmp_path / "service.db")) as other:
         other.execute("begin immediate")
-        with pytest.raises(urllib.error.HTTPError) as told:
+        with pytest.raises(urllib.error.HTTPError) as error:
             urllib.request.urlopen(request, timeout=30)
-        assert (told.value.code, told.value.headers["Retry-After"]) == (503, "5")
+        assert (error.value.code, error.value.headers["Retry-After"]) == (503, "5")
     assert urllib.request.urlopen(request, timeout=30).status == 200

@@ -5,8 +5,8 @@
  *     await once(pool, 'labels', key, data, async (tx) => { await tx.query('INSERT INTO labels …') });
  *
  * Promise: for one (consumer, key) the effect is committed at most once, with its marker, and every duplicate gets the result
- * of the run that counted. Announced jobs reach the queue when the transaction has committed, in spite of crashes and of a
- * Redis that is away; twice sometimes, under the same job id.
+ * of the run that counted. Announced jobs reach the queue when the transaction has committed, despite crashes and Redis
+ * outages; sometimes twice, under the same job id.
  *
  * When it does not hold: effects outside the database. Give the provider a key of the business id, as `shop.ts` does, for as
  * long as it remembers keys (24 hours is usual); without keys, look up before you repeat.

@@ -34,7 +34,7 @@ export const WORKER = {
   maxStalledCount: 1000,
   settings: { backoffStrategy: (made: number) => Math.ceil(Math.random() * Math.min(60_000, 1000 * 2 ** (made - 1))) },
 } satisfies Partial<WorkerOptions>;
-/** Workers wait for Redis as long as it takes; producers must answer: no offline queue, one try. */
+/** Workers wait for Redis indefinitely; producers must answer: no offline queue, one try. */
 export const WORKER_REDIS: RedisOptions = { maxRetriesPerRequest: null };
 export const PRODUCER_REDIS: RedisOptions = {
   maxRetriesPerRequest: 1, enableOfflineQueue: false, connectTimeout: 3_000, commandTimeout: 5_000,

@@ -16,7 +16,7 @@ export const SQLITE_TABLES = `
   CREATE TABLE IF NOT EXISTS outbox (id INTEGER PRIMARY KEY, queue TEXT NOT NULL, name TEXT NOT NULL, key TEXT NOT NULL, data TEXT NOT NULL);`;
 
 export function transactionSync<T>(db: Sqlite, work: () => T): T {
-  // With a plain BEGIN, a transaction that reads first and writes then fails when another process wrote meanwhile.
+  // With a plain BEGIN, a transaction that reads, then writes, fails if another process wrote in between.
   db.exec('BEGIN IMMEDIATE');
   try {
     const result = work();
@@ -50,7 +50,7 @@ export function announceSync(db: Sqlite, queue: string, name: string, key: strin
   db.prepare('INSERT INTO outbox (queue, name, key, data) VALUES (?, ?, ?, ?)').run(queue, name, key, JSON.stringify(data));
 }
 
-/** No transaction is open while Redis is asked: what two processes add at once is one job, by its id. */
+/** No transaction is open while Redis is called: what two processes add at once is one job, by its id. */
 export async function relaySync(db: Sqlite, queues: Record<string, Queue>, options: JobsOptions): Promise<number> {
   const rows = db.prepare('SELECT * FROM outbox ORDER BY id LIMIT 100').all();
   for (const row of rows) {

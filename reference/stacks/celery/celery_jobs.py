@@ -1,4 +1,4 @@
-"""Celery tasks that are neither lost nor repeated: a row in your database for each, Celery as what runs them.
+"""Celery tasks that are neither lost nor repeated: a row in your database for each, and Celery to run them.
 
     enqueue(db, "shop.buy_label", f"label/{parcel}", parcel=parcel)     # inside your transaction, in place of .delay()
 
@@ -9,7 +9,7 @@
 
 Promise: what `enqueue` wrote runs when its transaction commits, and never when it does not. What the task returns
 takes effect once (`sync_inbox`), in one transaction with the end of its row. A retry is the same row with a later
-date, so it outlives every worker and Redis itself; no countdown lies unacknowledged in a worker's memory. The class
+date, so it outlives every worker and Redis itself; no countdown waits unacknowledged in a worker's memory. The class
 of the error decides: `RateLimited` and `Snooze` wait and consume no attempt, `Permanent` and the last attempt make a
 dead letter, and so do `CRASHES` starts without an end. `replay` sends a dead letter again. A message that Redis lost
 is sent again.
@@ -47,8 +47,8 @@ def reliable(longest: float) -> dict[str, Any]:
         # The default acknowledges before the work: a crash loses it.
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
-        # Redis hands a task out again after so long, done or not: it has to be longer than the longest of them.
-        # The default is an hour, looked at every 100 s: as long does a task of a killed worker wait.
+        # Redis hands a task out again after this time, done or not: it must exceed the longest task.
+        # The default is an hour, checked every 100 s: a killed worker's task waits that long.
         "broker_transport_options": {
             "visibility_timeout": longest * 1.5,
             "unacked_restore_interval": max(1, longest // 10),
@@ -56,7 +56,7 @@ def reliable(longest: float) -> dict[str, Any]:
             "socket_timeout": 10,
             "socket_connect_timeout": 5,
         },
-        # The soft limit can be handled, the hard one kills the process: without them a hung call keeps it forever.
+        # The soft limit can be handled, the hard one kills the process: without them a hung call blocks it forever.
         "task_soft_time_limit": longest,
         "task_time_limit": longest * 1.2,
         # The default reserves four tasks for each process: they wait behind a long one while others are idle.
@@ -87,7 +87,7 @@ _CLAIM = (
     "due <= ? ORDER BY due LIMIT 50 FOR UPDATE SKIP LOCKED) RETURNING key, task, payload, sends"
 )
 _SENT = "UPDATE jobs SET due = ? WHERE key = ? AND due = ? AND state = 'waiting'"
-# `sends = 0`: it was put off since this message was sent, so this one is out of date.
+# `sends = 0`: the job was postponed after this message, which is out of date.
 _START = (
     "UPDATE jobs SET starts = starts + 1 WHERE key = ? AND state = 'waiting' AND sends > 0 "
     "RETURNING starts, attempts, first"
@@ -118,9 +118,9 @@ def dead_letters(db: Any, limit: int = 100) -> list[tuple[str, str, str]]:
 
 
 def replay(db: Any, key: str) -> None:
-    """With all its attempts. An outside call that was refused is resolved first: `calls.resolve(key, again=True)`."""
+    """With all its attempts. Resolve a refused outside call first: `calls.resolve(key, again=True)`."""
     if execute(db, _REPLAY, time.time(), time.time(), key).rowcount != 1:
-        raise Permanent(f"{key!r} is no dead letter: see dead_letters()")
+        raise Permanent(f"{key!r} is not a dead letter: see dead_letters()")
 
 
 class Job(Task):  # type: ignore[misc]
@@ -176,7 +176,7 @@ class Job(Task):  # type: ignore[misc]
 class Relay(bootsteps.StartStopStep):  # type: ignore[misc]
     """Sends what is due, from a thread of every worker: `app.steps["worker"].add(Relay)`. They share the work.
 
-    `resend`: what has not ended so many seconds after it was sent is sent again; then twice as many.
+    `resend`: seconds until a job that has not ended is sent again; then twice as long.
     """
 
     requires = frozenset({"celery.worker.components:Pool"})
@@ -208,7 +208,7 @@ class Relay(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def relay(db: Any, app: Celery, resend: float) -> int:
-    """Send what is due; how many were sent. A crash before the end of this leaves it due again after a few seconds."""
+    """Send what is due; returns how many. After a crash in here it is due again within seconds."""
     now = time.time()
     # Django's connection says so itself.
     sqlite = is_sqlite(db) or getattr(db, "vendor", "") == "sqlite"
@@ -216,6 +216,6 @@ def relay(db: Any, app: Celery, resend: float) -> int:
     rows = execute(db, claim, now + CLAIM, now).fetchall()
     for key, task, payload, sends in rows:
         app.send_task(task, kwargs=json.loads(payload), task_id=key)
-        # Each time later than the time before: a backlog of an hour must not be sent again every minute.
+        # Later each time: an hour's backlog must not be sent again every minute.
         execute(db, _SENT, now + resend * 2 ** min(sends - 1, 10), key, now + CLAIM)
     return len(rows)

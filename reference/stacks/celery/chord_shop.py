@@ -1,4 +1,4 @@
-"""The weight of a shipment, part by part: as a chord, which loses its body with a member, and counted in the database.
+"""The weight of a shipment, part by part: as a chord, whose body is lost with any member, and counted in the database.
 
 celery -A chord_shop worker | python chord_shop.py create | stock SHIPMENT | counted SHIPMENT | replay KEY
 """

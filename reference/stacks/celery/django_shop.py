@@ -22,7 +22,7 @@ from django.views.decorators.csrf import csrf_exempt
 from studyhall.patterns import sync_inbox
 
 LONGEST = float(os.environ.get("LONGEST", "60"))
-# IMMEDIATE: a transaction of SQLite that reads first and writes then fails when another one wrote meanwhile.
+# IMMEDIATE: else a SQLite transaction that reads, then writes, fails if another wrote in between.
 SQLITE = {"transaction_mode": "IMMEDIATE", "timeout": 15}
 STORE = {"ENGINE": "django.db.backends.sqlite3", "NAME": os.environ["STORE"], "OPTIONS": SQLITE}
 settings.configure(DATABASES={"default": STORE}, ROOT_URLCONF=__name__, ALLOWED_HOSTS=["127.0.0.1"], USE_TZ=True)
@@ -78,7 +78,7 @@ def receipt(order: str) -> Any:
 # [on-commit]
 @csrf_exempt
 def place_on_commit(request: HttpRequest, number: str) -> HttpResponse:
-    """As Django documents it. The process dies after the commit, or Redis is away: an order without a task."""
+    """As Django documents it. If the process dies after the commit, or Redis is away, the order has no task."""
     with atomic():
         Order.objects.get_or_create(number=number)
         on_commit(lambda: receipt_by_message.delay(number))

@@ -82,11 +82,11 @@ def mail_label(parcel: str, label: str) -> Any:
 # [slots]
 @app.task
 def tick() -> None:
-    """Beat calls it more often than needed, from as many beats as there are: the key lets one job per slot through."""
+    """Every beat calls this, more often than needed: the key lets one job per slot through."""
     slot = int(time.time() // NIGHT)
     with closing(connect()) as db, transaction(db):
         last = db.execute("SELECT max(slot) FROM slots").fetchone()[0]
-        # Slots that no beat lived to see are made up for, a week at most.
+        # Slots missed while no beat ran are made up for, a week at most.
         for missed in range(max(slot if last is None else last + 1, slot - 6), slot + 1):
             db.execute("INSERT INTO slots (slot) VALUES (?) ON CONFLICT DO NOTHING", (missed,))
             enqueue(db, "shop.manifest", f"manifest/{missed}", slot=missed)

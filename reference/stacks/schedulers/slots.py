@@ -29,7 +29,7 @@ def tick() -> None:
     # One transaction: no slot without its job, no job without its slot. A crash in it leaves the slot to the next tick.
     with closing(connect()) as db, db:
         if claim(db, "manifest", slot):
-            # The job itself goes into an outbox, or a table that workers read: never the work.
+            # Only the job, into an outbox or a table that workers read; never the work.
             db.execute("INSERT INTO jobs (slot) VALUES (?)", (slot,))
 
 

@@ -13,7 +13,7 @@ from studyhall.patterns.outside_call.http import sync_answer_of
 from studyhall.patterns.outside_call.sync import SyncOutsideCalls
 from studyhall.patterns.sync_inbox import execute, transaction
 
-# The vendor's word: no request runs longer, a key lives for a day.
+# As the vendor promises: no request runs longer, a key lives for a day.
 LONGEST = float(os.environ.get("LONGEST", "30"))
 http = httpx.Client(base_url=os.environ["VENDOR_URL"], timeout=LONGEST)
 

@@ -8,11 +8,11 @@ Promise: what was put is worked on until its `state` is done or failed, with a `
 `lease` seconds: a crash or a freeze only delays it. What `save` writes commits with the row's end, or not at all if
 somebody else has the row by then. The error's class decides: `Permanent` fails it, `RateLimited`, `ResourceBusy` and
 `Snooze` (`InFlight`) come back after their delay and consume no try, all else after `random() * min(60, 2**tries)` s,
-at most `tries` times; a crash is a try. SIGTERM: no further row is taken, those at work are ended. A failed row, once
-mended: `UPDATE table_jobs SET state = 'open', tries = 0 WHERE kind = … AND key = …`.
+at most `tries` times; a crash is a try. SIGTERM: no further row is taken, running ones are finished. To retry a
+failed row: `UPDATE table_jobs SET state = 'open', tries = 0 WHERE kind = … AND key = …`.
 
-When it does not hold: `work` that takes longer than `lease` runs twice at a time: what it does outside the database
-belongs in `SyncOutsideCalls`. A delay is at most `FARTHEST` seconds: what lies beyond was written by a wrong clock.
+When it does not hold: `work` that takes longer than `lease` runs twice at once: what it does outside the database
+belongs in `SyncOutsideCalls`. A delay is at most `FARTHEST` seconds: anything later was written by a wrong clock.
 SQLite 3.35 or PostgreSQL; hundreds of rows a second, not thousands.
 """
 
@@ -39,7 +39,7 @@ state VARCHAR(10) NOT NULL, due DOUBLE PRECISION NOT NULL, tries INTEGER NOT NUL
 PRIMARY KEY (kind, key))"""
 _INDEX = "CREATE INDEX IF NOT EXISTS table_jobs_due ON table_jobs (kind, state, due)"
 _PUT = "INSERT INTO table_jobs VALUES (?, ?, 'open', ?, 0, '') ON CONFLICT DO NOTHING"
-# `due` is the end of the lease, too, and so names its holder.
+# `due` is also the end of the lease, and so identifies its holder.
 _CLAIM = """UPDATE table_jobs SET due = ?, tries = tries + 1 WHERE kind = ? AND key = (SELECT key FROM table_jobs
 WHERE kind = ? AND state = 'open' AND (due <= ? OR due > ?) ORDER BY due LIMIT 1 SKIP) RETURNING key, tries"""
 _END = """UPDATE table_jobs SET state = ?, due = ?, tries = tries - ?, reason = ?
@@ -57,20 +57,20 @@ def create(connection: Any) -> None:
 
 
 def put(connection: Any, kind: str, key: str) -> bool:
-    """False: it was put before. Whoever opened the transaction commits it."""
+    """False: it was there. Whoever opened the transaction commits it."""
     return bool(execute(connection, _PUT, kind, key, time.time()).rowcount == 1)
 
 
 def run(connect: Connect, kind: str, work: Work, *, lease: float = 60, tries: int = 12, threads: int = 1) -> None:
     """In the main thread. `connect()` makes a new connection: each thread has its own."""
-    told: list[int] = []  # no Event is safe to set in a handler while the same thread waits for it
+    signals: list[int] = []  # not an Event: a handler cannot safely set one that its own thread waits for
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _frame: told.append(number))
+        signal.signal(number, lambda number, _frame: signals.append(number))
     stop = threading.Event()
     workers = [threading.Thread(target=_loop, args=(connect, kind, work, lease, tries, stop)) for _ in range(threads)]
     for worker in workers:
         worker.start()
-    while not told:
+    while not signals:
         time.sleep(0.1)
     stop.set()
     for worker in workers:

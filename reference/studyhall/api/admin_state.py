@@ -1,4 +1,4 @@
-"""Admin: breakers and limits, and what waits in the database for Redis."""
+"""Admin: breakers, limits, and requests that wait in the database for Redis."""
 
 from dataclasses import asdict
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""Puts the API together. Nothing is opened before the server starts, all of it is closed when it stops."""
+"""Builds the API. Nothing is opened before the server starts, everything is closed when it stops."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ from . import admin_state, documents, events, interactions, orders, probes, read
 from .problems import MEANINGS
 from .state import ApiState, Streams
 
-VIEWS = Path(__file__).resolve().parent.parent / "console"  # what the console has for StudyHall alone
+VIEWS = Path(__file__).resolve().parent.parent / "console"  # StudyHall's own views in the console
 FORM_OVERHEAD = 16 * 1024  # multipart headers around a file
 
 
@@ -62,7 +62,7 @@ def create_app(settings: Settings) -> FastAPI:
                 tasks=tasks,
             )
             reader = asyncio.create_task(stream.run(), name="event streams")
-            # A timer of this process for what this process shows: three instances have three charts, as they should.
+            # A timer per process, for what that process shows: three instances have three charts, as they should.
             charts = asyncio.create_task(sampling(console), name="charts")
             try:
                 yield

@@ -89,9 +89,9 @@ async def upload(
     key: RequestKey = None,
     prefer: Annotated[str | None, Header(max_length=200, description="`wait=10`: answer 201 if done by then")] = None,
 ) -> UploadAccepted:
-    """Take a PDF, DOCX, Markdown or text file; what it is is told by its bytes, not by its name.
+    """Take a PDF, DOCX, Markdown or text file; its bytes decide the type, not its name.
 
-    202 with its id as soon as it is safe on disk and in the database, also while Redis is away.
+    202 with its id as soon as it is safe on disk and in the database, even while Redis is away.
     """
     with tempfile.TemporaryDirectory(prefix="upload-") as folder:
         path, digest = await _received(file, Path(folder), api.app.settings.max_document_bytes)
@@ -101,14 +101,14 @@ async def upload(
             return {"id": await submit(api.app, path, caller, name=name, document_id=ident)}
 
         answer = await api.uploads.run(caller, key, {"sha256": digest, "name": name}, work)
-    made = UploadAccepted(id=answer.value["id"], href=f"/documents/{answer.value['id']}")
+    accepted = UploadAccepted(id=answer.value["id"], href=f"/documents/{answer.value['id']}")
     if answer.replayed:
         response.headers["Idempotency-Replayed"] = "true"
-    response.headers["Location"] = made.href
-    if (asked := PREFER.search(prefer or "")) and await _through(api, made.id, min(MAX_WAIT, float(asked[1]))):
+    response.headers["Location"] = accepted.href
+    if (match := PREFER.search(prefer or "")) and await _through(api, accepted.id, min(MAX_WAIT, float(match[1]))):
         response.status_code = 201
-        response.headers["Preference-Applied"] = f"wait={asked[1]}"
-    return made
+        response.headers["Preference-Applied"] = f"wait={match[1]}"
+    return accepted
 
 
 @router.get("")
@@ -124,7 +124,7 @@ async def list_documents(
 
 @router.get("/{document_id}")
 async def show_document(api: Api, caller: Caller, document_id: DocumentId) -> DocumentDetail:
-    """One document: its stages, and what has been made of it so far."""
+    """One document: its stages and its results so far."""
     async with read(api.app.store) as connection:
         if await db.document(connection, document_id, caller) is None:
             raise UnknownDocument("You have no such document.")
@@ -134,19 +134,19 @@ async def show_document(api: Api, caller: Caller, document_id: DocumentId) -> Do
         document = await db.document(connection, document_id, caller)
         if document is None:
             raise UnknownDocument("You have no such document.")
-        made = {
+        results = {
             "graph": await db.graph(connection, document_id, caller),
             "quiz": await db.quiz(connection, document_id, caller),
             "explanations": await db.explanations(connection, document_id, caller),
         }
-    return DocumentDetail(**_fields(document), stages=stages, **made)  # type: ignore[arg-type]
+    return DocumentDetail(**_fields(document), stages=stages, **results)  # type: ignore[arg-type]
 
 
 @router.post("/{document_id}/cancel")
 async def cancel_document(
     api: Api, caller: Caller, document_id: DocumentId, why: Reason | None = None
 ) -> list[Stopped]:
-    """Stop the flow: what has not been done will not be; what is done stays."""
+    """Stop the flow. What is done stays."""
     async with read(api.app.store) as connection:
         if await db.document(connection, document_id, caller) is None:
             raise UnknownDocument("You have no such document.")

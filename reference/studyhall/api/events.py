@@ -75,7 +75,7 @@ async def my_events(
     last_event_id: LastId = None,
     document: Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="only this document's")] = None,
 ) -> Streamed:
-    """What happens to the caller's documents: stages that start, progress, ends."""
+    """Events of the caller's documents: stages that start, progress, ends."""
     owners: OrderedDict[str, bool] = OrderedDict()
 
     async def of_caller(event: JobEvent) -> bool:
@@ -89,7 +89,7 @@ async def my_events(
                 owners.popitem(last=False)
         return owners[ident]
 
-    async def told() -> AsyncIterator[str]:
+    async def frames() -> AsyncIterator[str]:
         yield f"retry: {RETRY_MS}\n\n"
         async for event in api.stream.events(last_event_id, idle=HEARTBEAT):
             if event.name in (GAP, IDLE):
@@ -97,7 +97,7 @@ async def my_events(
             elif event.name in SHOWN and await of_caller(event):
                 yield _wire(event, document=event.job_id.partition(".")[2])
 
-    return Streamed(told(), api.streams, client)
+    return Streamed(frames(), api.streams, client)
 
 
 @router.get("/admin/events", response_class=Streamed, responses=STREAM, tags=["admin"])
@@ -108,24 +108,24 @@ async def all_events(
     last_event_id: LastId = None,
     queue: Annotated[list[str] | None, Query(max_length=50, description="only these queues")] = None,
 ) -> Streamed:
-    """What happens in the queues, whoever's it is."""
+    """Events of the queues, for all owners."""
 
-    async def told() -> AsyncIterator[str]:
+    async def frames() -> AsyncIterator[str]:
         yield f"retry: {RETRY_MS}\n\n"
         async for event in api.stream.events(last_event_id, queues=queue, idle=HEARTBEAT):
             yield _wire(event)
 
-    return Streamed(told(), api.streams, client)
+    return Streamed(frames(), api.streams, client)
 
 
 def _wire(event: JobEvent, **more: Any) -> str:
     if event.name == IDLE:
         return f"id: {event.cursor}\nevent: idle\ndata: {{}}\n\n"
-    told: dict[str, Any] = {"queue": event.queue, "job_id": event.job_id, "at": event.at, **more}
+    data: dict[str, Any] = {"queue": event.queue, "job_id": event.job_id, "at": event.at, **more}
     if event.name == "progress":
-        told["progress"] = redact(event.progress)
+        data["progress"] = redact(event.progress)
     elif event.name == "failed":
-        told["reason"] = redact_text(event.fields.get("failedReason", ""))
+        data["reason"] = redact_text(event.fields.get("failedReason", ""))
     elif event.name == "delayed":
-        told["until"] = event.fields.get("delay")
-    return sse(event.name or "message", told, event.cursor)
+        data["until"] = event.fields.get("delay")
+    return sse(event.name or "message", data, event.cursor)

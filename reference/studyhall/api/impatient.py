@@ -1,7 +1,7 @@
-"""uvicorn with the limits it lacks: on connections, and on the time until a request's headers are there.
+"""uvicorn with the limits it lacks: on connections, and on the time until a request's headers arrive.
 
 uvicorn's own `limit_concurrency` answers a whole request with 503 and keeps every connection that has not sent one:
-with a limit of 800 it held 820 half-sent requests, and would hold as many as there are files to open.
+with a limit of 800 it held 820 half-sent requests, and would go on until it ran out of open files.
 """
 
 import asyncio

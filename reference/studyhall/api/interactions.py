@@ -37,16 +37,16 @@ async def interaction(
         verify(settings.chat_public_key, signature, timestamp, body)
     except NotSigned as refused:
         raise Problem(401, "not-signed", str(refused)) from None
-    asked = parse(body)
-    if asked is None:
+    received = parse(body)
+    if received is None:
         return PONG
-    question = str(asked.options.get("question") or "").strip()
-    if asked.command != "ask" or not question or not IDENT.fullmatch(asked.id):
+    question = str(received.options.get("question") or "").strip()
+    if received.command != "ask" or not question or not IDENT.fullmatch(received.id):
         return message("I know one command: /ask question:…")
     job = JobRequest(
         "answer-question",
-        {"interaction_id": asked.id, "owner": settings.chat_owner, "question": question[:1_000]},
-        key=asked.id,
+        {"interaction_id": received.id, "owner": settings.chat_owner, "question": question[:1_000]},
+        key=received.id,
         priority="high",  # somebody is looking at "thinking…"
     )
-    return await api.replies.accept(asked, lambda: api.app.producer.enqueue(job))
+    return await api.replies.accept(received, lambda: api.app.producer.enqueue(job))

@@ -60,7 +60,7 @@ class OrderDetail(OrderView):
 
 @router.get("/packs")
 async def list_packs(api: Api) -> list[Pack]:
-    """What there is to buy."""
+    """The packs for sale."""
     async with read(api.app.store) as connection:
         rows = (await connection.execute(select(db.packs).order_by(db.packs.c.id))).mappings()
         return [Pack(**dict(row)) for row in rows]
@@ -114,7 +114,7 @@ async def show_order(api: Api, caller: Caller, order_id: OrderId) -> OrderDetail
 
 @router.post("/orders/{order_id}/cancel", status_code=202)
 async def cancel_order(api: Api, caller: Caller, order_id: OrderId) -> OrderView:
-    """Ask for an order to be taken back. Only a running one can be."""
+    """Ask to cancel an order. Only a running one can be cancelled."""
     await _mine(api, caller, order_id)
     try:
         async with begin(api.app.store) as tx:

@@ -19,7 +19,7 @@ router = APIRouter(tags=["probes"])
 
 @router.get("/healthz")
 async def alive() -> dict[str, str]:
-    """The process answers. Nothing else is asked: a restart would not bring Redis back."""
+    """The process answers. Nothing else is checked: a restart would not bring Redis back."""
     return {"status": "ok"}
 
 

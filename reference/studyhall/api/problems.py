@@ -1,4 +1,4 @@
-"""What StudyHall's own errors mean to a client, before what the console knows of the patterns'."""
+"""HTTP answers for StudyHall's own errors, then for those of the patterns."""
 
 from queuesmith.console.problems import MEANINGS as PATTERNS
 from queuesmith.console.problems import Meaning, Problem

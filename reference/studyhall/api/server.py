@@ -10,8 +10,8 @@ from .state import ApiState
 
 
 class StoppingAtOnce(uvicorn.Server):
-    """Tells event streams and background tasks when the process is told to stop. uvicorn would wait for the
-    streams until its grace is over, and the tasks would hear of it only then."""
+    """Tells event streams and background tasks when the process must stop. uvicorn would wait for the
+    streams until its grace is over, and the tasks would learn of it only then."""
 
     def __init__(self, config: uvicorn.Config, api: FastAPI, grace: float) -> None:
         super().__init__(config)

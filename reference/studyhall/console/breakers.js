@@ -14,17 +14,17 @@ function breakerCard(breaker) {
   const meaning = h("p");
   const more = h("p", { class: "small muted number" });
   const node = h("li", { class: "card" }, h("div", { class: "card-head" }, h("h3", null, breaker.name), state), meaning, more);
-  node.show = (one) => {
-    setPill(state, one.state);
-    text(meaning, MEANING[one.state] ?? "");
-    const after = one.retry_after > 0 ? `, next probe in ${seconds(one.retry_after)}` : "";
-    text(more, `${count(one.failures)} recent failures${after}`);
+  node.show = (latest) => {
+    setPill(state, latest.state);
+    text(meaning, MEANING[latest.state] ?? "");
+    const after = latest.retry_after > 0 ? `, next probe in ${seconds(latest.retry_after)}` : "";
+    text(more, `${count(latest.failures)} recent failures${after}`);
   };
   return node;
 }
 
 function rateCards({ rate_limits: rates, pending }) {
-  const rate = (one) => (one.per_second ? `${count(one.per_second)} per second` : "no limit");
+  const rate = (limit) => (limit.per_second ? `${count(limit.per_second)} per second` : "no limit");
   const parked = Object.keys(pending.parked).length;
   return [
     ["AI jobs of one user", rate(rates.user), rates.user.per_second ? `bursts of ${count(rates.user.burst)}; nobody takes all of the AI` : "set STUDYHALL_USER_RATE to share the AI fairly"],
@@ -66,7 +66,7 @@ function mount({ body }) {
     refresh: async () => {
       const answer = await admin("/admin/breakers");
       replace(noBreaker, answer.breakers.length ? null : empty("No breaker is needed", "The local provider makes no outside calls. With a remote one, set STUDYHALL_PROVIDER and it is guarded by a breaker that all workers share."));
-      keyed(breakers, answer.breakers, (one) => one.name, breakerCard, (node, one) => node.show(one));
+      keyed(breakers, answer.breakers, (breaker) => breaker.name, breakerCard, (node, breaker) => node.show(breaker));
       keyed(rates, rateCards(answer), (words) => words[0], rateCard, (node, words) => node.show(words));
       keyed(loads.body, Object.entries(answer.queues), ([name]) => name, loadRow, (node, row) => node.show(row, answer.depth_limit, answer.age_limit));
     },

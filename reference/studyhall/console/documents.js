@@ -21,7 +21,7 @@ export function summary(document) {
 
 function now(document) {
   const stages = document.stages ?? [];
-  const stage = stages.find((one) => ["active", "failed", "delayed"].includes(one.state)) ?? stages.find((one) => !OPEN.has(one.state));
+  const stage = stages.find((entry) => ["active", "failed", "delayed"].includes(entry.state)) ?? stages.find((entry) => !OPEN.has(entry.state));
   return stage ? `${stage.name}${stage.message ? `: ${stage.message}` : ""}` : "";
 }
 
@@ -71,13 +71,13 @@ function row(document) {
     cell("Progress", line),
     cell("Uploaded", age),
   );
-  node.show = (one) => {
-    const all = summary(one);
+  node.show = (latest) => {
+    const all = summary(latest);
     setPill(state, all.state);
     line.show(all.percent, all.state);
-    text(what, one.error || now(one));
-    text(age, ago(one.created_at));
-    set(age, "title", full(one.created_at));
+    text(what, latest.error || now(latest));
+    text(age, ago(latest.created_at));
+    set(age, "title", full(latest.created_at));
   };
   return node;
 }
@@ -112,18 +112,18 @@ function detail(id, refresh) {
     const shape = JSON.stringify([document.graph, document.quiz, document.explanations]);
     if (made.dataset.shape !== shape) replace(made, results(document));
     made.dataset.shape = shape;
-    keyed(stages, document.stages ?? [], (stage) => stage.name, stageRow, (one, stage) => one.show(stage));
+    keyed(stages, document.stages ?? [], (stage) => stage.name, stageRow, (item, stage) => item.show(stage));
   };
   return node;
 }
 
-/** What was made of it so far, each part behind its heading. */
+/** The results so far, each under its heading. */
 function results({ graph, quiz, explanations }) {
   const part = (title, rows) => h("details", null, h("summary", null, title), h("ul", { class: "small stack" }, rows.map((row) => h("li", null, row))));
   return [
     graph && part(plural(graph.concepts.length, "concept"), graph.links.map((link) => `${link.source} – ${link.label || "belongs to"} – ${link.target}`)),
-    quiz && part(plural(quiz.questions.length, "question"), quiz.questions.map((one) => `${one.prompt} (${one.choices.join(", ")}) ${one.answer}`)),
-    explanations && part(plural(explanations.length, "explanation"), explanations.map((one) => `${one.source}, ${one.target}: ${one.text}`)),
+    quiz && part(plural(quiz.questions.length, "question"), quiz.questions.map((question) => `${question.prompt} (${question.choices.join(", ")}) ${question.answer}`)),
+    explanations && part(plural(explanations.length, "explanation"), explanations.map((pair) => `${pair.source}, ${pair.target}: ${pair.text}`)),
   ];
 }
 
@@ -132,11 +132,11 @@ function stageRow(stage) {
   const line = bar(stage.name);
   const message = h("span", { class: "stage-message" });
   const node = h("li", null, h("span", null, stage.name), state, line, message);
-  node.show = (one) => {
-    setPill(state, one.state);
-    line.show(one.percent, one.state);
-    text(message, one.message ?? "");
-    message.hidden = !one.message;
+  node.show = (latest) => {
+    setPill(state, latest.state);
+    line.show(latest.percent, latest.state);
+    text(message, latest.message ?? "");
+    message.hidden = !latest.message;
   };
   return node;
 }
@@ -165,7 +165,7 @@ function mount({ body, params, refresh }) {
     failed: (error) => replace(nothing, h("p", { class: "note tone-bad", role: "alert" }, error.message)),
     refresh: async () => {
       const wanted = id;
-      const [answer, one] = await Promise.all([
+      const [answer, detail] = await Promise.all([
         get("/documents?limit=50"),
         wanted ? get(`/documents/${encodeURIComponent(wanted)}`).catch((error) => { if (error.status === 404) return null; throw error; }) : null,
       ]);
@@ -176,7 +176,7 @@ function mount({ body, params, refresh }) {
       if (wanted !== id || !id) return;
       const card = side.firstElementChild;
       card.hidden = false;
-      if (one) card.show(one);
+      if (detail) card.show(detail);
       else replace(card, empty("There is no such document", h("a", { href: "#/documents" }, "Close")));
     },
   };

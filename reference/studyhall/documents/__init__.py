@@ -1,4 +1,4 @@
-"""Text out of uploaded files. `extract(path)` is the only door; what it refuses is a `DocumentRejected`."""
+"""Text out of uploaded files. `extract(path)` is the only entry; what it refuses is a `DocumentRejected`."""
 
 from .content import Extracted, Kind, Section
 from .errors import Corrupt, DocumentRejected, Encrypted, Missing, NoText, TooLarge, WrongType

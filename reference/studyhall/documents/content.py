@@ -1,4 +1,4 @@
-"""What comes out of a document, and how much of it we take."""
+"""The text of a document, and how much of it we take."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,7 +16,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A page of a PDF, or what stands under one heading of the other kinds. `heading` may be empty."""
+    """A page of a PDF, or the text under one heading of the other kinds. `heading` may be empty."""
 
     heading: str
     text: str

@@ -56,7 +56,7 @@ def read(file: BinaryIO) -> tuple[str, list[Section]]:
         ) from error
     except BROKEN as error:
         raise Corrupt(DAMAGED) from error
-    except RuntimeError as error:  # zipfile's way to say that an entry needs a password
+    except RuntimeError as error:  # zipfile: an entry needs a password
         if isinstance(error, RecursionError):
             raise
         raise Encrypted("The document is in a password-protected zip. Unpack it and upload what is inside.") from error
@@ -179,8 +179,8 @@ def _events(archive: zipfile.ZipFile, part: str) -> Iterator[tuple[str, Element]
 class _ShortTokens:
     """Hands the XML on to the parser as long as no token is longer than the limit.
 
-    A tag has no `<` inside, so it is shorter than the way from one `<` to the next. Comments and instructions may
-    have any, so they are followed to their end. CDATA is followed too, for what looks like a comment in there.
+    A tag has no `<` inside, so it is shorter than the gap from one `<` to the next. Comments and instructions may
+    hold any number, so they are followed to their end; so is CDATA, for what looks like a comment in it.
     """
 
     OPENS = re.compile(rb"<!--|<\?|<!\[CDATA\[")
@@ -189,7 +189,7 @@ class _ShortTokens:
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self._gap = 0  # since the last `<`
-        self._unread = b""  # may be the beginning of what opens or closes something
+        self._unread = b""  # may begin an opening or closing mark
         self._closing = b""
         self._inside = 0  # bytes of the comment or instruction that is open
         self._first = True

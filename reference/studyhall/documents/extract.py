@@ -40,8 +40,8 @@ def extract(path: str | Path, max_bytes: int = MAX_BYTES) -> Extracted:
                 "The file is built in a way that exhausts its reader. Export it again and upload that."
             ) from error
         except OSError as error:
-            # Offsets that point outside the file make seek() fail with EINVAL or no number at all.
-            # Any other number is our disk's trouble.
+            # Offsets that point outside the file make seek() fail with EINVAL or no errno at all.
+            # Any other errno is our disk's fault.
             if error.errno in (None, errno.EINVAL):
                 raise Corrupt("The file is damaged. Save it again and upload the new file.") from error
             raise

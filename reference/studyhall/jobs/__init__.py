@@ -72,7 +72,7 @@ def job_types() -> JobTypes:
         handler=answer_question.answer_question,
         queue="chat",
         retry=answer_question.CHAT,
-        deadline=Deadline(930),  # the reply's own limit, from its token's life, ends it before
+        deadline=Deadline(930),  # the reply's own limit, its token's life, comes first
     )
     return jobs
 
@@ -83,6 +83,6 @@ STAGES = ("document-processing", "graph-generation", "quiz-creation", "connectio
 def study_flow(document_id: str, owner: str) -> JobRequest:
     """extract -> graph -> quiz -> explanations: each waits for the one before, all are added or none."""
     payload = {"document_id": document_id, "owner": named_tenant(owner)}
-    # A stage that failed for good keeps the later ones waiting: replayed from the dead letters, it goes on there.
+    # A stage that failed for good keeps the later ones waiting; replayed as a dead letter, the flow goes on.
     steps = [JobRequest(name, payload, key=document_id, on_failure=OnFailure.WAIT) for name in STAGES]
     return chain(*steps)

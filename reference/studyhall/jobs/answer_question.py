@@ -13,7 +13,7 @@ from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.typed_jobs import Payload
 from studyhall.services import Services
 
-# Work and sending are repeated by the reply itself, for as long as its token lives: 15 minutes.
+# The reply itself retries work and sending while its token lives: 15 minutes.
 CHAT = RetryPolicy(base=1.0, cap=10.0, attempts=3, max_age=930.0)
 DOCUMENTS_READ = 20
 TEXT_READ = 200_000

@@ -30,16 +30,16 @@ async def explain_connections(ctx: JobContext, payload: ExplainConnections) -> D
         percent = 10 + 80 * step.done / max(step.total, 1)
         await ctx.progress("explaining", percent, f"connection {step.done} of {step.total}")
 
-    made = await services.provider.explain(
+    explanations = await services.provider.explain(
         strongest[: payload.connections],
         text,
         key=ctx.provider_key(f"explain-{ctx.attempt}"),  # why the attempt: see graph_generation
         on_progress=on_progress,
         deadline=time.monotonic() + ctx.remaining(),
     )
-    await ctx.progress("validating", 95, f"{len(made)} explanations")
+    await ctx.progress("validating", 95, f"{len(explanations)} explanations")
 
     async def save(tx: AsyncConnection) -> None:
-        await db.save_explanations(tx, payload.document_id, services.provider.name, made)
+        await db.save_explanations(tx, payload.document_id, services.provider.name, explanations)
 
-    return Done({"document_id": payload.document_id, "explanations": len(made)}, save)
+    return Done({"document_id": payload.document_id, "explanations": len(explanations)}, save)

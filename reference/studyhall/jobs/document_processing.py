@@ -27,7 +27,7 @@ async def process_document(ctx: JobContext, payload: ProcessDocument) -> Done:
         raise UnknownDocument(str(UnknownDocument.__doc__))
 
     await ctx.progress("parsing", 10, "finding out what kind of file this is")
-    limit = ctx.remaining()  # before the wait for a process, which is not charged
+    limit = ctx.remaining()  # before the wait for a process, which does not count
     try:
         async with services.shares.of(payload.owner):
             extracted: Extracted = await services.pool.run(

@@ -1,4 +1,4 @@
-"""What StudyHall does for itself: cleaning up, finding lost work, watching its health; and reminding people."""
+"""StudyHall's own upkeep: cleaning up, finding lost work, watching its health; and reminding people."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # it enqueues flows of these jobs
 
 
 class Nothing(Payload):
-    """These jobs need to know nothing but that it is time."""
+    """These jobs need no input but the tick."""
 
 
 class Remind(DocumentReference):

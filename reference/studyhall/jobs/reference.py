@@ -1,4 +1,4 @@
-"""What every StudyHall payload is: a reference to a document. The document itself stays in the database."""
+"""Every StudyHall payload is a reference to a document. The document itself stays in the database."""
 
 from typing import Annotated
 

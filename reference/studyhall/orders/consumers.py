@@ -1,4 +1,4 @@
-"""Everybody who cares about orders: each a bus group of its own, each effect once through its inbox."""
+"""The consumers of order events: each a bus group of its own, each effect once through its inbox."""
 
 import time
 
@@ -57,5 +57,5 @@ def inbox_name(group: str) -> str:
 
 
 def handler(store: AsyncEngine, group: str) -> Handler:
-    """What the bus calls for each event: a broken one goes to quarantine, a repeat does nothing."""
+    """The handler for the bus: a broken event goes to quarantine, a repeat does nothing."""
     return consumer(store, inbox_name(group), types, GROUPS[group])

@@ -1,4 +1,4 @@
-"""Tables of the orders. What consumers write has no unique key per order: only the inbox keeps it single."""
+"""Tables of the orders. What consumers write has no unique key per order: only the inbox stops duplicates."""
 
 from sqlalchemy import CheckConstraint, Column, Double, Integer, String, Table, Text
 

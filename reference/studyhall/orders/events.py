@@ -1,4 +1,4 @@
-"""What the orders tell other services. A renamed field means a new version and an upcaster."""
+"""The events that orders send. A renamed field means a new version and an upcaster."""
 
 from pydantic import BaseModel
 

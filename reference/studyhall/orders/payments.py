@@ -17,7 +17,7 @@ class Declined(Permanent):
 
 
 class OutcomeUnknown(Transient):
-    """No answer came. The provider may have done it: ask with the same key, or take it back with it."""
+    """No answer came. The provider may have done it: look it up or undo it by the same key."""
 
 
 class Payments:
@@ -54,7 +54,7 @@ class Payments:
         headers = {"Idempotency-Key": key} if key else {}
         try:
             answer = await self._http.request(method, path, headers=headers, **content)
-            # A proxy answers in a shape of its own, or with nothing: here the status and its header say it all.
+            # A proxy's answer may have any shape, or none: the status and its header say enough.
             body = {} if answer.status_code == 429 else answer.json()
         except httpx2.ConnectError as error:
             raise Transient(f"payment provider not reached: {error}") from error

@@ -1,4 +1,4 @@
-"""Buying a study pack, as the business says it. Each step names what takes it back."""
+"""Buying a study pack, in the words of the business. Each step names its undo."""
 
 import time
 from dataclasses import replace
@@ -112,18 +112,18 @@ class _Money:
 
     async def charge(self, ctx: StepContext) -> dict[str, Any]:
         data = ctx.data
-        made = await self._payments.charge(
+        charge = await self._payments.charge(
             ctx.key, amount=data["amount_cents"], customer=data["customer"], method=data["method"]
         )
-        return {"id": made["id"]}
+        return {"id": charge["id"]}
 
     async def find(self, ctx: StepContext) -> dict[str, Any] | None:
-        made = await self._payments.find(ctx.key)
-        # A declined one is no effect. Asking for it again under its key brings the same refusal.
-        return {"id": made["id"]} if made and made["status"] == "succeeded" else None
+        charge = await self._payments.find(ctx.key)
+        # A declined charge is not an effect. The same key is refused again.
+        return {"id": charge["id"]} if charge and charge["status"] == "succeeded" else None
 
     async def refund(self, ctx: StepContext) -> None:
-        # By the charge's key, not its id: that also takes back a charge nobody ever heard of again.
+        # By the charge's key, not its id: that also takes back a charge whose answer never came.
         await self._payments.refund(ctx.undo_key, charge_key=ctx.key)
 
 

@@ -44,32 +44,32 @@ async def place_order(
     if not customer.strip():
         raise OrderRefused("customer is missing")
     order_id = order_id or f"ord-{uuid4().hex[:16]}"
-    asked = {"pack_id": pack_id, "customer": customer, "seats": seats, "method": method}
-    known = (await tx.execute(select(orders).where(orders.c.id == order_id))).mappings().first()
-    if known is not None:
-        if any(known[name] != value for name, value in asked.items()):
+    request = {"pack_id": pack_id, "customer": customer, "seats": seats, "method": method}
+    existing = (await tx.execute(select(orders).where(orders.c.id == order_id))).mappings().first()
+    if existing is not None:
+        if any(existing[name] != value for name, value in request.items()):
             raise OrderRefused(f"order {order_id} exists with other contents: use a new id")
         return order_id
     pack = (await tx.execute(select(packs).where(packs.c.id == pack_id))).first()
     if pack is None:
-        there = ", ".join((await tx.scalars(select(packs.c.id).order_by(packs.c.id).limit(10))).all())
-        raise OrderRefused(f"there is no pack {pack_id!r}; packs: {there or 'none yet'}")
+        known_packs = ", ".join((await tx.scalars(select(packs.c.id).order_by(packs.c.id).limit(10))).all())
+        raise OrderRefused(f"there is no pack {pack_id!r}; packs: {known_packs or 'none yet'}")
     amount, now = pack.price_cents * seats, time.time()
-    row = {"id": order_id, **asked, "amount_cents": amount, "status": "placed"}
+    row = {"id": order_id, **request, "amount_cents": amount, "status": "placed"}
     await tx.execute(insert(orders).values(**row, placed_at=now, updated_at=now))
     placed = OrderPlaced(order_id=order_id, pack_id=pack_id, seats=seats, amount_cents=amount)
     await outbox.add(tx, types.new(placed, subject=order_id, source=SOURCE, id=f"{order_id}.placed"))
     # This process only starts the saga: the event worker drives it, so no payment provider is needed here.
     await SagaRunner(tx.engine, buy_pack()).start(
-        tx, SAGA, order_id, {"order_id": order_id, **asked, "amount_cents": amount}
+        tx, SAGA, order_id, {"order_id": order_id, **request, "amount_cents": amount}
     )
     return order_id
 
 
 async def cancel_order(tx: AsyncConnection, order_id: str) -> None:
-    """Ask for an order to stop. It holds while the saga runs; the saga then takes everything back."""
-    asked = update(orders).where(orders.c.id == order_id, orders.c.status.in_(("placed", "processing")))
-    if (await tx.execute(asked.values(status="cancelling", updated_at=time.time()))).rowcount != 1:
+    """Ask to cancel an order while its saga runs; the saga then takes everything back."""
+    running = update(orders).where(orders.c.id == order_id, orders.c.status.in_(("placed", "processing")))
+    if (await tx.execute(running.values(status="cancelling", updated_at=time.time()))).rowcount != 1:
         status = await tx.scalar(select(orders.c.status).where(orders.c.id == order_id))
         raise OrderRefused(f"order {order_id} is {status or 'unknown'}: only a running one can be cancelled")
 
@@ -80,7 +80,7 @@ async def add_pack(tx: AsyncConnection, pack_id: str, *, title: str, author: str
 
 
 async def seed_packs(tx: AsyncConnection) -> None:
-    """Something to buy in demo and tests; does nothing when there is."""
+    """Something to buy in demo and tests; does nothing if there is."""
     if await tx.scalar(select(packs.c.id).limit(1)) is None:
         for pack_id, title, author, price_cents, seats in PACKS:
             await add_pack(tx, pack_id, title=title, author=author, price_cents=price_cents, seats=seats)

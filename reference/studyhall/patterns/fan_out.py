@@ -6,7 +6,7 @@ retries adds nothing (job id = queue + event id), so each queue ends with exactl
 its own relay: one that is down or slow delays no other. The consumer's side is `deliver`.
 
 When it does NOT hold
-- "All" is eventual: while a queue is down its job waits in the outbox, and the others run already.
+- "All" is eventual: while a queue is down its job waits in the outbox, and the others run.
 - BullMQ remembers a job id as long as the job is retained. A relay killed between add and mark adds it
   again; if the job has run and left Redis by then, the consumer's inbox is what stops the second effect.
 - An event that is added again while its job is retained runs nothing: the log says so, and whether the job
@@ -67,7 +67,7 @@ def deliver(
 ) -> Callable[[Any, str], Awaitable[None]]:
     """The consumer's side: a processor for `ReliableWorker(queue, deliver(handle), url=url)`.
 
-    An error is tried again by `policy`, which never gives up if none is given; a `Permanent` one fails the job, where
+    An error is retried by `policy` (by default without end); a `Permanent` one fails the job, where
     people find it and retry it. The events of one subject may run side by side, and in any order after an error.
     """
     policy = policy or forever()
@@ -124,20 +124,20 @@ class QueuePublisher:
         jobs = [self._job(self._queue.name, event) for event in events]
         try:
             await self._report_retained([job["opts"]["jobId"] for job in jobs])
-            # One MULTI: with an error none is there, or the answer got lost; the ids make a repeat harmless.
+            # One MULTI: after an error none was added, or the answer was lost; the ids make a repeat harmless.
             await self._queue.addBulk(jobs)
         except (RedisError, OSError) as error:
             raise BrokerUnavailable(f"queue {self._queue.name}: {error}") from error
         return [None] * len(events)
 
     async def _report_retained(self, ids: Sequence[str]) -> None:
-        """BullMQ ignores an id that it still has, without a word, also that of a job which failed."""
+        """BullMQ silently ignores an id that it still has, even that of a failed job."""
         async with self._queue.client.pipeline(transaction=False) as pipe:
             for ident in ids:
                 pipe.hget(self._queue.toKey(ident), "finishedOn")
                 pipe.zscore(self._queue.toKey("failed"), ident)
-            found = await pipe.execute()
-        for ident, finished, failed in zip(ids, found[::2], found[1::2], strict=True):
+            replies = await pipe.execute()
+        for ident, finished, failed in zip(ids, replies[::2], replies[1::2], strict=True):
             if failed:
                 log.warning("queue %s: %s failed before, nothing was added: retry the job", self._queue.name, ident)
             elif finished:

@@ -132,7 +132,7 @@ def _tree(job: Outgoing) -> dict[str, Any]:
 async def check_parents(root: dict[str, Any], redis: Redis, prefix: str) -> None:
     """Raise `FlowConflict` when a job of this tree would have two parents, here or in another living flow.
 
-    BullMQ adds the new parent without such a child, and without a word: it then waits forever, or too little.
+    BullMQ silently adds the new parent without such a child: it then waits forever, or not long enough.
     """
     edges: dict[str, str] = {}
     for parent, child in _edges(root, prefix):

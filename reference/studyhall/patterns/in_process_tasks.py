@@ -1,7 +1,7 @@
-"""Work beside a request, in this process: tasks that are held, watched, limited and brought to an end.
+"""Background work in this process: tasks that are held, watched, limited and brought to an end.
 
-Promise: a task started here is not collected before it ends (the event loop keeps weak references only: of five
-`create_task` without one, five vanished), its error reaches the log, no more than `most` run at once, and `drain`
+Promise: a task started here is not collected before it ends (the event loop keeps only weak references: five of
+five tasks without a strong one vanished), its error reaches the log, no more than `most` run at once, and `drain`
 waits for them on shutdown, then cancels what is left and says which. For work that belongs to one request use
 `asyncio.TaskGroup`, which ends before the request does.
 
@@ -23,11 +23,11 @@ log = logging.getLogger("tasks")
 
 
 class TooManyTasks(ResourceBusy):
-    """So much is running in this process already. Try again soon, or put this work into a queue."""
+    """This process takes no more tasks now. Try again soon, or put this work into a queue."""
 
 
 class Tasks:
-    """One per process; `start` what runs beside, `drain` at the end."""
+    """One per process; `start` background work, `drain` at the end."""
 
     def __init__(self, most: int = 100) -> None:
         self._most = most
@@ -38,7 +38,7 @@ class Tasks:
         return len(self._running)
 
     def start(self, work: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:
-        """Run it beside. Await the task it returns, or leave it."""
+        """Run it in the background. Await the returned task, or leave it."""
         if self._draining or len(self._running) >= self._most:
             work.close()  # or Python warns that it was never awaited
             why = "the process is stopping" if self._draining else f"{self._most} tasks run already"
@@ -49,16 +49,16 @@ class Tasks:
         return task
 
     async def drain(self, grace: float) -> list[str]:
-        """Take no more, give what runs `grace` seconds, cancel the rest; their names."""
+        """Take no more, give running tasks `grace` seconds, cancel the rest; returns their names."""
         self._draining = True
         if self._running:
             await asyncio.wait(self._running, timeout=grace)
-        left = list(self._running)
-        for task in left:
+        rest = list(self._running)
+        for task in rest:
             task.cancel()
-        if left:
-            await asyncio.wait(left, timeout=5.0)
-        return [task.get_name() for task in left]
+        if rest:
+            await asyncio.wait(rest, timeout=5.0)
+        return [task.get_name() for task in rest]
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)

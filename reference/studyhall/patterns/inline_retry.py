@@ -53,7 +53,7 @@ async def call(
 ) -> T:
     """`await call(lambda: client.get(...), budget=...)`. The last error is raised as it is."""
     end = time.monotonic() + timeout
-    made = 0
+    calls = 0
     if budget is not None:
         budget.earn()
 
@@ -62,16 +62,16 @@ async def call(
             return False
         # Our own pause: stamina adds its jitter before it cuts at `wait_max`, so at the cap all clients wait
         # equally long and come back together. Full jitter spreads them over the whole pause.
-        jittered = random.random() * min(cap, base * 2 ** (made - 1))
+        jittered = random.random() * min(cap, base * 2 ** (calls - 1))
         wait = max(0.001, error.retry_after if isinstance(error, RateLimited) else jittered)
-        in_time = made < attempts and time.monotonic() + wait < end
+        in_time = calls < attempts and time.monotonic() + wait < end
         return wait if in_time and (budget is None or budget.spend()) else False
 
     policy = stamina.AsyncRetryingCaller(attempts=attempts, timeout=timeout)
 
     async def bounded() -> T:
-        nonlocal made
-        made += 1
+        nonlocal calls
+        calls += 1
         async with asyncio.timeout(max(0.0, end - time.monotonic())):
             return await fn()
 

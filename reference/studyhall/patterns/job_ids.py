@@ -6,8 +6,8 @@ second `add` of a request is the same job, from any process, in Python and in No
 It does not hold once the job has left Redis (retention): then the id is free again, and the idempotency marker
 in the database is what stops the second effect.
 
-Why not plain keys: `order:123` and `42` throw in Node (two colons pass); Python takes the first and overwrites the
-second by an automatic id; `meta`, `wait` and other names of the queue's own keys are dropped or crash, and `1:logs`
+Why not plain keys: `order:123` and `42` throw in Node (two colons pass); Python takes the first and replaces the
+second with an automatic id; `meta`, `wait` and other names of the queue's own keys are dropped or crash, and `1:logs`
 is the key of job 1's log.
 """
 
@@ -21,7 +21,7 @@ __all__ = ["InvalidKey", "job_id"]
 MAX_READABLE = 80
 MAX_KEY = 500  # characters; it is also a key in the database, whose index entries are limited
 _PORTABLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-# No dot: names may hold dots, so ("a", "b.c") and ("a.b", "c") would be one id. No "sha-": that is a digest.
+# No dot: names may hold dots, so ("a", "b.c") and ("a.b", "c") would share an id. No "sha-": that is a digest.
 _READABLE = re.compile(r"(?!sha-)[A-Za-z0-9][A-Za-z0-9_-]*")
 
 

@@ -1,13 +1,13 @@
 """A lease: one holder at a time, renewed while it lives, with a number that exposes a stale holder.
 
 Promise: `async with Lease(redis, "reports", ttl=10) as held` lets one process in. The lease is renewed in the
-background, ends `ttl` seconds after its holder died, and is given up only by the token that took it. Every
-taking gets a higher `held.fence`; a write that calls `check_fence(tx, name, held.fence)` in its transaction
+background, ends `ttl` seconds after its holder died, and is released only by the token that took it. Each
+holder gets a higher `held.fence`; a write that calls `check_fence(tx, name, held.fence)` in its transaction
 is refused once a later holder has written. Wrong clocks do no harm: the server counts `ttl`, a holder counts by
 its monotonic clock.
 
 Why the number: no lock in another process can stop a holder that is frozen (SIGSTOP, swapped out, a paused
-virtual machine) between its last look at the lock and its write. It wakes up, still believes, and writes. The
+virtual machine) between its last look at the lock and its write. It wakes up, unaware, and writes. The
 database that takes the write is the only place that can say no.
 
 When it does NOT hold
@@ -71,7 +71,7 @@ class StaleFence(Permanent):
 
 @dataclass(slots=True)
 class Held:
-    """What a holder knows. `lost` is set as soon as the lease cannot be trusted any more."""
+    """What a holder knows. `lost` is set as soon as the lease can no longer be trusted."""
 
     name: str
     fence: int
@@ -84,7 +84,7 @@ class Held:
 
 
 class Lease:
-    """One taking of the lease `name`. With `cancel_on_loss` the body is cancelled, and `LeaseLost` raised.
+    """Takes the lease `name`, once. With `cancel_on_loss` the body is cancelled, and `LeaseLost` raised.
 
     `label` is readable by others while the lease is held (`holder()`); `wait` is how long to wait for it."""
 
@@ -111,10 +111,10 @@ class Lease:
     async def __aenter__(self) -> Held:
         began = time.monotonic()
         while True:
-            asked = time.monotonic()  # from before the call: the server's ttl starts later, never earlier
+            asked_at = time.monotonic()  # from before the call: the server's ttl starts later, never earlier
             try:
                 fence = await self._call(_TAKE, *self._keys, keys=2)
-            except BaseException:  # cancelled, or the answer was lost: it may be ours all the same
+            except BaseException:  # cancelled, or the answer was lost: it may still be ours
                 await self._release()
                 raise
             if fence:
@@ -122,7 +122,7 @@ class Lease:
             if time.monotonic() - began >= self._wait:
                 raise LeaseTaken(f"{self.name}: {LeaseTaken.__doc__}", retry_after=min(1.0, self._ttl / 2))
             await asyncio.sleep(random.uniform(0.02, 0.1))
-        held = Held(self.name, int(fence), asked + self._ttl)
+        held = Held(self.name, int(fence), asked_at + self._ttl)
         self._renewal = asyncio.create_task(self._renew(held, asyncio.current_task()))
         return held
 
@@ -148,13 +148,13 @@ class Lease:
     async def _renew(self, held: Held, body: asyncio.Task[Any] | None) -> None:
         while True:
             await asyncio.sleep(min(self._ttl / 3, max(0.01, held.remaining() - self._ttl / 10)))
-            asked = time.monotonic()
+            asked_at = time.monotonic()
             with contextlib.suppress(RedisError, OSError):
                 async with asyncio.timeout(held.remaining()):  # TimeoutError is an OSError
                     renewed = await self._call(_RENEW, self._keys[0])
                 if not renewed:
                     break  # it ran out, whoever has it now
-                held.ends_at = asked + self._ttl
+                held.ends_at = asked_at + self._ttl
             if time.monotonic() >= held.ends_at - self._ttl / 10:  # Redis is away, or we were frozen
                 break
         held.lost.set()

@@ -4,15 +4,14 @@ Promise: of the items submitted for one key, the next one starts only when the o
 even when a broker delivers failed ones again, in whatever order they come back; up to `concurrency` keys
 run at once.
 
-How it works over redelivery: when an item fails, everything behind it in its lane is refused (`OutOfTurn`,
+How it survives redelivery: when an item fails, everything behind it in its lane is refused (`OutOfTurn`,
 which consumes no attempt) and remembered in order. Until the failed one has come back and succeeded, the lane
 takes only the item it is owed next. Tell it when an item will not come back (`give_up`, after quarantine).
 
 When it does NOT hold
-- In one process. Several need every key at one of them: partition by `partition_of(key, n)` (a queue,
+- Across processes: send each key to one of them, by `partition_of(key, n)` (a queue,
   stream or Kafka partition each, one consumer per partition).
-- An item that does not come back within `patience` seconds is taken for handled elsewhere, and the lane
-  goes on.
+- An item that does not come back within `patience` seconds counts as handled elsewhere, and the lane goes on.
 - The publisher must keep the order too: see outbox.
 """
 
@@ -99,7 +98,7 @@ class KeyedLanes:
         try:
             result = await item.work()
         except Exception as error:
-            # First in line of what is owed, before those it holds back.
+            # First of those owed, before the ones it holds back.
             behind = {ident: since for ident, since in lane.owed.items() if ident != item.ident}
             lane.owed = {item.ident: time.monotonic(), **behind}
             _answer(item, error)

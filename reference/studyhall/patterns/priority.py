@@ -33,7 +33,7 @@ def priority_of(tier: str | int | Priority) -> Priority:
     try:
         if isinstance(tier, str):
             return Priority[tier.upper()]
-        if isinstance(tier, int) and not isinstance(tier, bool):  # True is 1, and no tier
+        if isinstance(tier, int) and not isinstance(tier, bool):  # True is 1, but not a tier
             return Priority(tier)
     except (KeyError, ValueError):
         pass

@@ -97,13 +97,13 @@ class ProgressStream:
             await self._client.aclose()
 
     async def ready(self) -> None:
-        """Returns when whatever happens from now on will be seen."""
+        """Returns once everything from now on will be seen."""
         await self._started.wait()
 
     async def events(
         self, last_id: str | None = None, *, queues: Iterable[str] | None = None, idle: float = 15.0
     ) -> AsyncIterator[JobEvent]:
-        """What came after `last_id`, or comes from now on. IDLE after this many quiet seconds: a heartbeat."""
+        """Events after `last_id`, or from now on. IDLE after this many quiet seconds: a heartbeat."""
         wanted = self.queues if queues is None else tuple(q for q in self.queues if q in set(queues))
         await self.ready()
         seen, number = dict(self._at), self._read  # read together: no event falls between the two
@@ -152,7 +152,7 @@ class ProgressStream:
         return False
 
     async def _catch_up(self, since: Cursor, until: Cursor, wanted: Iterable[str]) -> AsyncIterator[JobEvent]:
-        """What Redis holds after `since`, up to `until`; what it no longer holds is told as a gap."""
+        """What Redis holds after `since`, up to `until`; what it no longer holds is reported as a gap."""
         self.catch_ups += 1
         cursor = {**until, **since}
         pages: dict[str, deque[JobEvent]] = {queue: deque() for queue in wanted if queue in since}
@@ -162,7 +162,7 @@ class ProgressStream:
                 yield _pointing(JobEvent(queue, GAP), cursor, wanted)
         unread = set(pages)
         while True:
-            for queue in sorted(unread):  # a page of each, so that the oldest of all can be told first
+            for queue in sorted(unread):  # a page of each, so that the oldest of all goes first
                 if not pages[queue]:
                     end = until.get(queue, START)
                     rows: Any = await self._client.xrange(
@@ -179,7 +179,7 @@ class ProgressStream:
             yield _pointing(event, cursor, wanted)
 
     async def _lost(self, queue: str, position: Position) -> bool:
-        """Was something after this position trimmed, or is the position of a Redis whose data is gone?"""
+        """Was something after this position trimmed, or is it from a Redis whose data is gone?"""
         if position == START:
             return False
         first: Any = await self._client.xrange(self._key(queue), count=1)
@@ -234,9 +234,9 @@ def _pointing(event: JobEvent, cursor: Cursor, wanted: Iterable[str]) -> JobEven
 
 def _parse(cursor: str, wanted: Iterable[str]) -> Cursor:
     """What a client sends back is anybody's text: take the positions of queues we know, leave the rest."""
-    found = re.findall(r"(?:^|,)([^,:]+):(\d{1,15}-\d{1,15})(?=,|$)", cursor[:MAX_CURSOR])
+    pairs = re.findall(r"(?:^|,)([^,:]+):(\d{1,15}-\d{1,15})(?=,|$)", cursor[:MAX_CURSOR])
     known = set(wanted)
-    return {queue: _position(at) for queue, at in found if queue in known}
+    return {queue: _position(at) for queue, at in pairs if queue in known}
 
 
 def _position(ident: str) -> Position:

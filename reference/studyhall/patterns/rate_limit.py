@@ -8,21 +8,21 @@ Promises
   starts are `per / max` apart. For a provider that counts in sliding windows.
 - `limited(tenant_limit(…))`, a step of a pipeline: a tenant starts at most `burst` jobs at once and `rate` per
   second after that. A job over the budget consumes no attempt; it gets its own turn in time, kept for it, and
-  comes back exactly then. So a heavy tenant's backlog neither stands before a light one's job, nor comes back
-  as a herd, nor starves: its jobs go in the order in which they were refused. `total` limits all tenants together.
-- `limit.book(…)` at the producer gives the turns out before the jobs are added: those beyond the budget wait as
+  comes back exactly then. So a heavy tenant's backlog neither blocks a light one's job, nor comes back
+  as a herd, nor starves: its jobs go in the order they were refused. `total` limits all tenants together.
+- `limit.book(…)` at the producer hands turns out before the jobs are added: those beyond the budget wait as
   delayed jobs from the start. So a light tenant does not even wait while a heavy one's thousand are refused.
 - Jobs that come back late (no worker, long queue) still go; the turns behind them slip by as much, so no backlog
-  of overdue turns is let loose at once.
+  of overdue turns bursts out.
 
 When they do not hold
-- Without `book`, each job that stands before yours costs the time of one refusal, about a millisecond.
-- BullMQ's limiter counts every job that is fetched, also one that the guard sends back: behind 300 refused jobs
+- Without `book`, each job ahead of yours costs the time of one refusal, about a millisecond.
+- BullMQ's limiter counts every job that is fetched, even one that the guard sends back: behind 300 refused jobs
   of a heavy tenant a light one waited for 300 tokens. On a queue with tenants use `total`, not `limiter`.
-- Windows stand side by side: without `evenly` the end of one and the start of the next can bring up to
+- Windows are adjacent: without `evenly` the end of one and the start of the next can bring up to
   `2 * max - 1` starts within less than `per`. With it there are no bursts: an idle queue starts one job, then waits.
-- It is starts that are counted, at the moment Redis hands a job out, not the calls that a job makes later.
-- A turn that nobody takes (cancelled, or booked and not added) is lost, one place long. A run that crashed pays again.
+- Starts are counted, when Redis hands a job out, not the calls that a job makes later.
+- A turn that nobody takes (cancelled, or booked and not added) is lost. A run that crashed pays again.
 - Redis away: `on_outage="wait"` sends the job back for a second and consumes no attempt; "allow" lets it go unlimited.
 """
 
@@ -73,9 +73,9 @@ def queue_limit(most: int, *, per: float, evenly: bool = False) -> dict[str, int
 
 
 def named_tenant(tenant: object, known: Container[str] | None = None) -> str:
-    """The tenant's name, or `UnknownTenant`. Ask it at the producer too, where somebody can still fix it."""
+    """The tenant's name, or `UnknownTenant`. Call it at the producer too, where somebody can still fix it."""
     if not isinstance(tenant, str) or not tenant.strip():
-        raise UnknownTenant(f"the tenant is {'empty' if tenant in ('', None) else 'no name'}. {UnknownTenant.__doc__}")
+        raise UnknownTenant(f"the tenant is empty or not text. {UnknownTenant.__doc__}")
     if known is not None and tenant not in known:
         # The name itself stays out of the logs.
         raise UnknownTenant(f"no such tenant. {UnknownTenant.__doc__}")
@@ -169,8 +169,7 @@ class TenantLimit:
         self, ref: Callable[[JobRequest], JobRef], tenant: str, requests: Sequence[JobRequest]
     ) -> list[JobRequest]:
         """The tenant's requests, each delayed until its turn, for `enqueue_many`; `ref` is `producer.ref`.
-        With Redis away they stay as
-        they are: adding them will say so, and the guard decides in any case."""
+        With Redis away they stay as they are: adding them will fail, and the guard decides anyway."""
         named_tenant(tenant, self._known)
         refs = [ref(request) for request in requests]
         try:

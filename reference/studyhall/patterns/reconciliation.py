@@ -71,9 +71,9 @@ async def reconcile(
             return
         # A job that moves from one state to the next between two reads looks absent for a moment.
         await asyncio.sleep(second_look)
-        still = await _absent(absent, present)
-        report.late += [key for key in absent if key not in still]
-        for key in still:
+        missing = await _absent(absent, present)
+        report.late += [key for key in absent if key not in missing]
+        for key in missing:
             if len(report.repaired) + len(report.failed) >= limit:
                 report.left += 1
                 continue
@@ -98,5 +98,5 @@ async def reconcile(
 
 
 async def _absent(keys: list[str], present: Present) -> list[str]:
-    found = set(await present(keys)) if keys else set()
-    return [key for key in keys if key not in found]
+    existing = set(await present(keys)) if keys else set()
+    return [key for key in keys if key not in existing]

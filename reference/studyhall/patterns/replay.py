@@ -1,9 +1,9 @@
 """Replay: one consumer gets past events again; nobody else notices.
 
 Promise: events are read from the outbox (which keeps them until purge) in their old order and handed to ONE
-consumer's effect, never to the bus. What that consumer had already is skipped, so replaying too much is
-safe, also while the consumer runs. With `force` it is applied again, and its marker renewed in the transaction of the
-effect. A failing event holds back the later ones of its subject and is reported; the others go on.
+consumer's effect, never to the bus. Events that it already had are skipped, so replaying too much is
+safe, even while the consumer runs. With `force` they are applied again, and their markers renewed in the
+transaction of the effect. A failing event holds back the later ones of its subject and is reported; the others go on.
 
 When it does NOT hold
 - Purged events are gone: keep the outbox (or the broker's log) as long as you may want to replay.
@@ -65,11 +65,11 @@ async def logged(
     while True:
         page = select(row.position, row.body).where(*chosen, row.position > after)
         async with read(store) as connection:
-            found = (await connection.execute(page.order_by(row.position).limit(batch))).all()
-        for position, body in found:
+            rows = (await connection.execute(page.order_by(row.position).limit(batch))).all()
+        for position, body in rows:
             after = position
             yield Event.decode(body, max_bytes=len(body) * 4)
-        if len(found) < batch:
+        if len(rows) < batch:
             return
 
 
@@ -113,7 +113,7 @@ async def _again(store: AsyncEngine, consumer: str, event: Event, effect: Effect
     marker = {"consumer": consumer, "key": event.id}
     new = {"fingerprint": fingerprint(event.fact), "result": "null", "at": time.time()}
     async with begin(store) as tx:
-        # First, and whether it is there or not: a live delivery waits for our commit, or we for that one's.
+        # First, whether or not it exists: a live delivery waits for our commit, or we for its.
         upsert = insert(tx, inbox).values(**marker, **new)
         await tx.execute(upsert.on_conflict_do_update(index_elements=list(marker), set_=new))
         result = json.dumps(await effect(tx, event))

@@ -3,7 +3,7 @@
 Promise: of all requests with one key exactly one takes effect, and every repeat, now or tomorrow, on this
 instance or another, gets the first one's answer. A request that failed stored no answer, so its retry is run,
 under the same id: what the first try left half done is finished, not duplicated. The same key with another body is
-`KeyReused` (HTTP 422), also while the first is still running.
+`KeyReused` (HTTP 422), even while the first is still running.
 
 A `SET NX` window of five seconds does the opposite: it refuses the retry of a request that failed within it, and
 runs the retry of one that succeeded after it.
@@ -42,7 +42,7 @@ class Answer:
 
 
 def business_key(*parts: object) -> str:
-    """A key out of what makes the request unique in the business: `business_key("refund", order_id)`."""
+    """A key from what makes the request unique in the business: `business_key("refund", order_id)`."""
     return fingerprint([str(part) for part in parts])
 
 
@@ -62,11 +62,11 @@ class RequestDedup:
         if stored := await self._inbox.seen(f"{name}/answer", print_):
             return Answer(stored.result, replayed=True)
         # Claimed before the work: a repeat that comes meanwhile works under the same id, and the same key with
-        # another body is refused here. The first id ever recorded stands, whoever is asked.
+        # another body is refused here. The first id recorded stands, on every instance.
         ident = await self._inbox.record(f"{name}/id", print_, uuid.uuid4().hex)
         answer = await work(ident)
         return Answer(await self._inbox.record(f"{name}/answer", print_, answer), replayed=False)
 
     async def purge(self, older_than: float) -> int:
-        """Forget requests older than that many seconds."""
+        """Forget requests older than this many seconds."""
         return await self._inbox.purge(older_than)

@@ -21,7 +21,7 @@ log = logging.getLogger("shutdown")
 
 
 class Drainable(Protocol):
-    """What a worker offers: `ReliableWorker` does."""
+    """A worker that can be drained, such as `ReliableWorker`."""
 
     async def run(self) -> None: ...
     async def drain(self, grace: float) -> list[str]: ...

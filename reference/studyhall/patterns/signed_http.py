@@ -35,9 +35,9 @@ def verify(
     at = dict(parts).get("t", "")
     signatures = [mac.encode() for name, mac in parts if name == "v1"]  # several while the sender rotates
     known = [_mac(secret, at, body).encode() for secret in secrets]
-    if not any(hmac.compare_digest(one, mac) for one in known for mac in signatures):
+    if not any(hmac.compare_digest(expected, mac) for expected in known for mac in signatures):
         raise NotSigned(str(NotSigned.__doc__))
-    # Only now: what is signed is a number that the sender wrote.
+    # Only now: `at` is signed, so the sender wrote a number.
     age = (time.time() if now is None else now) - (float(at) if at.isdecimal() else 0.0)
     if abs(age) > max_age:
         raise NotSigned(str(NotSigned.__doc__))

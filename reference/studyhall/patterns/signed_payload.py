@@ -7,7 +7,7 @@ left (a day after the longest delay, retry and dead-letter age).
 
 It does not hold against somebody who has the key, and it does not hide the payload: it is signed, not
 encrypted. Replaying a genuine job under its own id is stopped by the idempotency marker, not here. A job's
-options (attempts, delay, priority) are not signed: who can write to Redis can still delay or drop jobs.
+options (attempts, delay, priority) are not signed: whoever can write to Redis can still delay or drop jobs.
 """
 
 from __future__ import annotations
@@ -93,23 +93,23 @@ class Signer:
         key = self._keys.get(key_id)
         if key is None:
             raise ForgedJob("the job is signed with a key this worker does not know: add it to the accepted keys")
-        found = mac.encode(errors="replace")
-        # Our producers write the canonical form and put the signature at its end: before that stands what was signed.
+        given = mac.encode(errors="replace")
+        # Our producers write the canonical form and put the signature at its end, after what was signed.
         end = f"{_member(signature)}}}"
         signed = f"{text[: -len(end)]}}}" if text and text.endswith(end) else ""
-        if signed and hmac.compare_digest(found, _mac(key, name, job_id, signed).encode()):
+        if signed and hmac.compare_digest(given, _mac(key, name, job_id, signed).encode()):
             return True
         try:  # written by others: an older version, a tool that changed the job
             expected = _mac(key, name, job_id, _body(data))
         except NotJson:  # nothing our own producer could have written
             expected = ""
-        if not expected or not hmac.compare_digest(found, expected.encode()):
+        if not expected or not hmac.compare_digest(given, expected.encode()):
             raise ForgedJob("the signature does not match: the job's name, id or data was altered")
         return False
 
 
 def _body(data: Mapping[str, Any]) -> str:
-    """Canonical JSON: the order of keys and blanks in what Redis stores do not matter."""
+    """Canonical JSON: the order of keys and the blanks in Redis do not matter."""
     return dumps({k: v for k, v in data.items() if k != FIELD}, _canonical)
 
 

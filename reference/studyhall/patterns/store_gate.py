@@ -5,8 +5,8 @@ first, doubling to `LONGEST`), and all of them as soon as one has written. The j
 in the worker, so the worker fetches no more. Nobody waits longer than `PATIENCE`: then the job is released for
 later, to a worker that may still reach the database.
 
-When it does not hold: each process finds out for itself, and what was under way when the database went away
-fails once more per slot. A database that reads but cannot write (disk full) is away too: a duplicate that was
+When it does not hold: each process finds out for itself, and jobs under way when the database went away
+fail once more per slot. A database that reads but cannot write (disk full) is away too: a duplicate that was
 answered from it opens nothing.
 """
 
@@ -63,11 +63,11 @@ class StoreGate:
         self._changed = asyncio.Event()
 
     def left(self, entered: float, error: BaseException | None = None) -> None:
-        """After `enter`, with what came of it."""
+        """After `enter`, with how the work ended."""
         if entered >= self._noticed:  # not the many that were under way when the outage was noticed
             if error is not None and is_outage(error):
                 self._away()
-            elif self._pause:  # nothing to write, or failed of something else: the next one may try at once
+            elif self._pause:  # nothing to write, or another error: the next one may try at once
                 self._next = 0.0
                 self._wake()
 
@@ -79,7 +79,7 @@ class StoreGate:
             self._wake()
 
     async def enter(self) -> float:
-        """Returns when the caller may use the database, for `left`. Raises `StoreUnavailable` after `PATIENCE`."""
+        """Waits until the database may be used; returns when, for `left`. `StoreUnavailable` after `PATIENCE`."""
         deadline = time.monotonic() + PATIENCE
         while (now := time.monotonic()) < self._next and self._pause:
             if now >= deadline:

@@ -6,10 +6,10 @@
         add(connection, event)               # a row beside it: both commit or neither
 
 Promise: that of `outbox.add`, in the same table `outbox`: what commits is published, what rolls back never is, an id
-that is there is not added again. A relay (`outbox.relay`) in a process of its own publishes it.
+already there is not added again. A relay (`outbox.relay`) in a process of its own publishes it.
 
-When it does not hold: on a connection that commits each statement by itself `add` refuses outside a transaction, for
-the event would be told before the fact. SQLite and PostgreSQL only.
+When it does not hold: on a connection that commits each statement by itself `add` refuses outside a transaction:
+the event would go out before the fact. SQLite and PostgreSQL only.
 """
 
 from collections.abc import Iterable
@@ -84,7 +84,7 @@ def _refuse_autocommit(connection: Any) -> None:
     else:
         alone = connection.autocommit and not connection.info.transaction_status
     if alone:
-        raise Permanent("add() belongs in the transaction of the fact it tells of; there is none on this connection")
+        raise Permanent("add() belongs in the transaction of its fact; there is none on this connection")
 
 
 def _execute(connection: Any, statement: str, *values: Any) -> Any:

@@ -6,8 +6,8 @@ loop: runs never overlap, an error is logged and does not end it, the pause is j
 started together do not stay in step.
 
 Not fine: an interval for something there is once (reminders, clean-up, a report). Three instances do it three
-times, none does it while they restart, and a delay of an hour dies with the process. The first belongs to
-`schedule`, the second to `delayed`: both live in Redis, run once and survive. `every` counts by the monotonic
+times, none does it while they restart, and a delay of an hour dies with the process. The first belongs in
+`schedule`, the second in `delayed`: both live in Redis, run once and survive. `every` counts by the monotonic
 clock: setting the clock of the machine does nothing to it.
 """
 

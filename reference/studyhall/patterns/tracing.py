@@ -3,7 +3,7 @@
 Promise: the trace context travels inside the job, so the producer, every execution and the jobs that an
 execution enqueues are one trace, with the right parents, across processes. One span per execution (of every
 attempt), with the job's id, name, queue, attempt and outcome; never its payload. Errors are recorded by type
-and redacted message. While no SDK is configured nothing is made: a few microseconds per job.
+and redacted message. Without an SDK nothing is recorded: a few microseconds per job.
 
 It does not hold for jobs that are scheduled by the queue itself: each run of a schedule starts a trace of its
 own. Sampling is the SDK's: a trace that its root did not sample has no spans, everywhere.
@@ -39,7 +39,7 @@ _asked_at, _was_off = -math.inf, True
 
 
 def _off() -> bool:
-    # Until somebody sets a provider this is the API's placeholder, whose spans are nothing, at 10 us each.
+    # Until somebody sets a provider this is the API's placeholder, whose empty spans cost 10 us each.
     # Asking for it costs 5 us (it reads the environment): while there is none, once a second is enough.
     global _asked_at, _was_off  # noqa: PLW0603
     if not _was_off or time.monotonic() - _asked_at > 1:
@@ -87,7 +87,7 @@ def tracing_adds() -> AddStep:
 def trace_meta() -> dict[str, str]:
     """The W3C trace context to put into a job's meta, when a span is open."""
     carrier: dict[str, str] = {}
-    if otel_context.get_current():  # empty: nobody traces, and asking every propagator is dear
+    if otel_context.get_current():  # empty: nobody traces, and asking every propagator is costly
         propagate.inject(carrier)
     return carrier
 
@@ -112,11 +112,11 @@ def enqueueing(name: str, queue: str, job_id: str) -> Iterator[None]:
     if _off():
         yield
         return
-    about = _attributes(name, queue, job_id, "send")
+    attributes = _attributes(name, queue, job_id, "send")
     with _tracer.start_as_current_span(
         f"send {name[:MAX_NAME]}",
         kind=SpanKind.PRODUCER,
-        attributes=about,
+        attributes=attributes,
         record_exception=False,
         set_status_on_exception=False,
     ) as span:
@@ -133,11 +133,11 @@ def executing(name: str, queue: str, job_id: str, attempt: int) -> Iterator[Span
     if _off():
         yield None
         return
-    about: dict[str, str | int] = {**_attributes(name, queue, job_id, "process"), "job.attempt": attempt}
+    attributes: dict[str, str | int] = {**_attributes(name, queue, job_id, "process"), "job.attempt": attempt}
     with _tracer.start_as_current_span(
         f"process {name[:MAX_NAME]}",
         kind=SpanKind.CONSUMER,
-        attributes=about,
+        attributes=attributes,
         record_exception=False,  # would copy message and stack as they are
         set_status_on_exception=False,
     ) as span:

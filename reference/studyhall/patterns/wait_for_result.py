@@ -2,12 +2,12 @@
 
 Promise: `wait` returns the result if the job ends within `timeout`, whenever it ends: before the call, during
 it, or so fast that no listener could have been attached. It listens first, then looks, then waits for the event,
-and looks again every `poll` seconds for the case that an event was lost. A job that failed for good raises
-`JobFailed`; one that runs on raises `StillRunning` (the job goes on, wait again). Whatever happens, the listener
+and looks again every `poll` seconds in case an event was lost. A job that failed for good raises
+`JobFailed`; one still running raises `StillRunning` (the job goes on, wait again). Whatever happens, the listener
 is removed. A listener attached after the add saw none of 50 quick jobs.
 
-Results are looked up in Redis, then in the database: retention removes a job from Redis while its result still
-stands in the idempotency marker, and failed jobs move to the dead letters. It does NOT hold when both are gone:
+Results are looked up in Redis, then in the database: retention removes a job from Redis while its result is
+still in the idempotency marker, and failed jobs move to the dead letters. It does NOT hold when both are gone:
 `JobUnknown`. While Redis or the database is away nothing is known, so the wait goes on: it ends with the result
 once they are back, or with `StillRunning`, never with an error of theirs. Waiting holds a connection of your
 caller: for more than some seconds let clients poll instead.
@@ -31,7 +31,7 @@ from .core.request import JobRef
 __all__ = ["JobFailed", "JobUnknown", "Results", "StillRunning"]
 
 UNKNOWN_FOR = 1.0  # seconds a job may be nowhere: accepted into the database, not queued yet
-SHORTEST_LOOK = 1.0  # seconds for the database to answer, also to a caller who does not want to wait
+SHORTEST_LOOK = 1.0  # seconds for the database to answer, even for a caller who does not wait
 _RUNNING = object()
 _NOWHERE = object()
 
@@ -112,8 +112,8 @@ class Results:
                 pipe.hmget(base + ref.id, "returnvalue", "failedReason", "name")
                 done, failed, (value, reason, name) = await pipe.execute()
         except (RedisError, OSError):
-            found = await self._stored(ref, left)
-            return _RUNNING if found is _NOWHERE else found
+            stored = await self._stored(ref, left)
+            return _RUNNING if stored is _NOWHERE else stored
         if done is not None:
             return json.loads(value or "null")
         if failed is not None:
@@ -122,7 +122,7 @@ class Results:
 
     async def _stored(self, ref: JobRef, left: float) -> Any:
         try:
-            # Many waiters share few connections; the last of them must not learn it only after its time.
+            # Many waiters share few connections; the last of them must not get its answer after its time.
             async with asyncio.timeout(max(left, SHORTEST_LOOK)):
                 return await self._in_store(ref)
         except (Unavailable, TimeoutError):

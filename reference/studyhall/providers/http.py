@@ -2,7 +2,7 @@
 
 Promises
 - 429 is `RateLimited` with the provider's own Retry-After, bounded; 5xx, timeouts and broken connections are
-  `Transient`; other 4xx are `Permanent`; an answer that is no JSON or not of the asked shape is
+  `Transient`; other 4xx are `Permanent`; an answer that is not JSON or not of the asked shape is
   `MalformedAnswer` (`Transient`: a model may do better next time).
 - No call outlives its limit. `asyncio.timeout` is around the whole exchange, because a read timeout starts
   again with every byte that drips in.
@@ -64,7 +64,7 @@ class HttpProvider:
         self._wire = wire
         self._model = model
         self._timeout = timeout
-        # A base address with or without the version is what people have in their notes; accept both.
+        # People have the base address with or without the version; accept both.
         self._url = base_url.rstrip("/").removesuffix("/v1") + wire.path
         self._client = httpx2.AsyncClient(
             headers=wire.headers(api_key),
@@ -101,27 +101,27 @@ class HttpProvider:
         task, body = prompts.quiz(text, graph, questions)
         answer = await self._ask(prompts.Questions, task, body, f"{key}-quiz", deadline)
         try:
-            made = answer.quiz(text[:MAX_TEXT], questions)
+            quiz = answer.quiz(text[:MAX_TEXT], questions)
         except ValidationError as error:
             raise _malformed("the questions cannot be used", error) from None
-        await on_progress(Advance("writing", len(made.questions), questions))
-        return made
+        await on_progress(Advance("writing", len(quiz.questions), questions))
+        return quiz
 
     async def explain(
         self, connections: Sequence[Link], text: str, *, key: str, on_progress: OnProgress, deadline: float
     ) -> list[Explanation]:
         lines = sentences(text[:MAX_TEXT])
-        made: list[Explanation] = []
+        explanations: list[Explanation] = []
         for start in range(0, len(connections), EXPLAIN_AT_ONCE):
             batch = connections[start : start + EXPLAIN_AT_ONCE]
             task, body = prompts.explanations(batch, lines)
             answer = await self._ask(prompts.Explanations, task, body, f"{key}-links-{start}", deadline)
             try:
-                made += answer.for_links(batch, text[:MAX_TEXT])
+                explanations += answer.for_links(batch, text[:MAX_TEXT])
             except (ValidationError, LookupError) as error:
                 raise _malformed("the explanations do not match the connections", error) from None
-            await on_progress(Advance("explaining", len(made), len(connections)))
-        return made
+            await on_progress(Advance("explaining", len(explanations), len(connections)))
+        return explanations
 
     async def answer(self, question: str, text: str, *, key: str, deadline: float) -> str:
         task, body = prompts.answer(question, sentences(text[:MAX_TEXT]))
@@ -186,7 +186,7 @@ def _error_code(body: bytes) -> str:
 
 
 def retry_after(headers: httpx2.Headers) -> float:
-    """Seconds to wait, from either form of Retry-After; never nothing, never more than `MAX_WAIT`."""
+    """Seconds to wait, from either form of Retry-After; never 0, never more than `MAX_WAIT`."""
     value = headers.get("retry-after", "").strip()
     wait = DEFAULT_WAIT
     try:

@@ -100,7 +100,7 @@ class Vocabulary:
         return self._by_stems.get(tuple(stem(word) for word in WORD.findall(name)))
 
     def spans(self, sentence: str) -> list[tuple[Term, int, int]]:
-        """Where terms stand in a sentence, longest first at each place, none inside another."""
+        """Where terms are in a sentence, longest first at each place, none inside another."""
         words = list(WORD.finditer(sentence))
         stems = [stem(word.group()) for word in words]
         result: list[tuple[Term, int, int]] = []

@@ -67,7 +67,7 @@ class LocalProvider:
         lines = sentences(text[:MAX_TEXT])
         vocabulary = _only(await Vocabulary.of(lines, at_most=_concepts_for(lines)), graph)
         gaps = _gaps(vocabulary, lines)
-        made: list[Question] = []
+        written: list[Question] = []
         used: set[str] = set()
         for concept in sorted(graph.concepts, key=lambda concept: (-concept.weight, concept.name)):
             time_left(deadline)
@@ -75,14 +75,14 @@ class LocalProvider:
             if question is None:
                 continue
             await asyncio.sleep(self._pace / 4)
-            made.append(question)
+            written.append(question)
             used.add(question.source)
-            await on_progress(Advance("writing", len(made), questions))
-            if len(made) == questions:
+            await on_progress(Advance("writing", len(written), questions))
+            if len(written) == questions:
                 break
-        if not made:
+        if not written:
             raise TooLittleText(str(TooLittleText.__doc__))
-        return Quiz(questions=tuple(made))
+        return Quiz(questions=tuple(written))
 
     async def explain(
         self, connections: Sequence[Link], text: str, *, key: str, on_progress: OnProgress, deadline: float
@@ -103,8 +103,8 @@ class LocalProvider:
 
     async def answer(self, question: str, text: str, *, key: str, deadline: float) -> str:
         await asyncio.sleep(min(self._pace, time_left(deadline)))
-        told = relevant(question, sentences(text[:MAX_TEXT]), at_most=3)
-        return " ".join(told) or "Your documents do not say anything about that."
+        quotes = relevant(question, sentences(text[:MAX_TEXT]), at_most=3)
+        return " ".join(quotes) or "Your documents do not say anything about that."
 
     async def close(self) -> None:
         """Nothing is open."""

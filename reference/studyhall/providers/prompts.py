@@ -1,4 +1,4 @@
-"""What a remote model is asked, the shape of its answers, and the check of each against the document.
+"""The questions to a remote model, the shape of its answers, and the check of each against the document.
 
 A document is data from a stranger: it stands between tags, the task says so, and an answer can only ever
 become concepts, questions and quotes. A quote that is not in the text is dropped, whoever invented it.
@@ -94,7 +94,7 @@ def quiz(text: str, graph: ConceptGraph, questions: int) -> tuple[str, str]:
 
 
 def explanations(batch: Sequence[Link], lines: Sequence[str]) -> tuple[str, str]:
-    """Only sentences that name one of the concepts go along: a twentieth of the text, as a rule."""
+    """Only sentences that name one of the concepts are sent: usually a twentieth of the text."""
     names = {_stems(name) for link in batch for name in (link.source, link.target)}
     picked = [sentence for sentence in lines if any(f" {name} " in f" {_stems(sentence)} " for name in names)]
     pairs = "\n".join(f"{number}. {link.source} and {link.target}" for number, link in enumerate(batch, start=1))
@@ -120,9 +120,9 @@ def answer(question: str, lines: Sequence[str]) -> tuple[str, str]:
 
 def relevant(question: str, lines: Sequence[str], *, at_most: int) -> list[str]:
     """The sentences that share the most words with the question, in the order of the text."""
-    asked = {stem(word) for word in WORD.findall(question) if len(word) > 3}
+    stems = {stem(word) for word in WORD.findall(question) if len(word) > 3}
     scores = [
-        (len(asked & {stem(word) for word in WORD.findall(sentence)}), -index) for index, sentence in enumerate(lines)
+        (len(stems & {stem(word) for word in WORD.findall(sentence)}), -index) for index, sentence in enumerate(lines)
     ]
     best = sorted((score for score in scores if score[0]), reverse=True)[:at_most]
     return [lines[-index] for _, index in sorted(best, key=lambda ranked: -ranked[1])]

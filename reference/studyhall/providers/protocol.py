@@ -38,7 +38,7 @@ class TooLittleText(Permanent):
 
 
 class AIProvider(Protocol):
-    """Work of the AI kind: slow, remote as a rule, and paid for."""
+    """AI work: slow, usually remote, and paid for."""
 
     @property
     def name(self) -> str: ...

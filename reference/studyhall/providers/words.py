@@ -1,4 +1,4 @@
-"""English words that are no concepts. Other languages still work, with more noise among the concepts."""
+"""English words that are not concepts. Other languages still work, with more noise among the concepts."""
 
 
 def _words(text: str) -> frozenset[str]:

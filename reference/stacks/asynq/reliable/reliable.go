@@ -3,7 +3,7 @@
 // Promise: what Announce wrote reaches its queue if, and only if, its transaction committed. What a handler returns is
 // committed once per key, with its marker. The class of an error decides: RetryAfter waits and consumes no retry,
 // asynq.SkipRetry archives, all else is retried with full jitter. A task whose process died runs again after Lease
-// (asynq's own recovery takes one to two minutes and has no setting), and is archived after Crashes of them. Sweep keeps
+// (asynq's own recovery takes one to two minutes and has no setting), and is archived after Crashes such deaths. Sweep keeps
 // archived tasks in the database; asynq deletes them beyond 10,000.
 //
 // When it does not hold: effects outside the database. Give the provider a key of the business id, for as long as it
@@ -32,7 +32,7 @@ CREATE TABLE IF NOT EXISTS runs (kind TEXT, key TEXT, queue TEXT NOT NULL, data 
 CREATE TABLE IF NOT EXISTS dead_letters (kind TEXT, key TEXT, queue TEXT NOT NULL, data TEXT NOT NULL, task TEXT NOT NULL,
   reason TEXT NOT NULL, PRIMARY KEY (kind, key));`
 
-// Lease: a run that has not been heard of for so long is taken over. Crashes: so many of them, and the task is archived.
+// Lease: a run silent for this long is taken over. Crashes: after this many the task is archived.
 var Lease, Crashes = 10 * time.Second, 4
 
 // ErrKeyReused says that one key was used for two payloads; the second one is a dead letter.
@@ -91,14 +91,14 @@ func Config(concurrency int) asynq.Config {
 		RetryDelayFunc: func(n int, err error, _ *asynq.Task) time.Duration {
 			var later *RetryAfter
 			if errors.As(err, &later) {
-				// asynq cuts the time to whole seconds: without one more it would come too early.
+				// asynq truncates to whole seconds: without one more the task would come too early.
 				return later.Delay + time.Second
 			}
 			return time.Duration(rand.Float64() * float64(min(time.Minute, time.Second<<min(n, 10))))
 		},
 		IsFailure: func(err error) bool {
 			var later *RetryAfter
-			// A crash is no failed attempt; claim counts crashes.
+			// A crash is not a failed attempt; claim counts crashes.
 			return !errors.As(err, &later) && !errors.Is(err, asynq.ErrLeaseExpired)
 		},
 		// Retries are looked for every 5 s by default.
@@ -154,7 +154,7 @@ func Handle[T any](mux *asynq.ServeMux, s Store, kind string, run func(context.C
 
 // [/handle]
 
-// claim says whether it was done before, and otherwise who works on it from now on.
+// claim says whether the task was done before, and otherwise who works on it now.
 func (s Store) claim(ctx context.Context, kind, queue string, told message) (done bool, crashes int, err error) {
 	var stored string
 	err = s.DB.QueryRowContext(ctx, "SELECT fingerprint FROM inbox WHERE kind = ? AND key = ?", kind, told.Key).Scan(&stored)
@@ -195,7 +195,7 @@ func (s Store) once(ctx context.Context, kind string, told message, effect Effec
 	})
 }
 
-// Announce sends a task when tx commits, in place of client.Enqueue. The same key again is the same task, until that has ended.
+// Announce sends a task when tx commits, in place of client.Enqueue. The same key again is the same task, until it has ended.
 func Announce(tx *sql.Tx, queue, kind, key string, data any) error {
 	text, err := json.Marshal(data)
 	if err == nil {
@@ -205,8 +205,8 @@ func Announce(tx *sql.Tx, queue, kind, key string, data any) error {
 	return err
 }
 
-// Send enqueues what was announced, and again what was not heard of since: its process died, or asynq still holds it for one that
-// did. A second message has an id of its own, because the first stays active for minutes. Call it in every process.
+// Send enqueues what was announced, and again what was not heard of since: its process died, or asynq still holds it for a
+// dead one. A second message has an id of its own, because the first stays active for minutes. Call it in every process.
 func (s Store) Send(ctx context.Context, client *asynq.Client, options ...asynq.Option) error {
 	for {
 		var queue, kind, key, data string

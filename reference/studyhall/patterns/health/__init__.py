@@ -1,4 +1,4 @@
-"""How the queues are, measured so that neither a backlog nor the measuring hides."""
+"""Queue health: every state in which a job can wait, measured in a few short commands."""
 
 from .signals import Health, QueueHealth, count_stalls, measure, memory_used, problems
 

@@ -76,7 +76,7 @@ async def evaluate(
     rules: Sequence[Rule],
     send: Callable[[Alert], Awaitable[object]] | None = None,
 ) -> list[Alert]:
-    """Compare, note what changed, send what was not sent yet. Returns what this call sent."""
+    """Compare, note changes, send unsent alerts. Returns those that this call sent."""
     now = time.time()
     async with begin(store) as tx:
         for name in sorted(signals):  # one order in all processes: else two evaluators deadlock on PostgreSQL
@@ -97,7 +97,7 @@ async def evaluate(
 
 
 async def raised(store: AsyncEngine) -> list[Alert]:
-    """The alerts that stand, the oldest first."""
+    """The raised alerts, oldest first."""
     async with read(store) as connection:
         rows = await connection.execute(select(health_alerts).where(_t.raised.is_(True)).order_by(_t.since, _t.signal))
         return [Alert(row.signal, True, row.since, row.value) for row in rows]
@@ -109,11 +109,11 @@ async def _claim(store: AsyncEngine, rules: Sequence[Rule]) -> list[Alert]:
     claim = update(health_alerts).where(_t.announced.is_(False), free).values(claimed_until=now + LEASE)
     async with begin(store) as tx:
         rows = (await tx.execute(claim.returning(*health_alerts.c))).all()
-    found = []
+    alerts = []
     for row in rows:
         rule = rule_for(row.signal, rules)
-        found.append(Alert(row.signal, row.raised, row.since, row.value, rule.because if rule else ""))
-    return sorted(found, key=lambda alert: (alert.since, alert.signal))
+        alerts.append(Alert(row.signal, row.raised, row.since, row.value, rule.because if rule else ""))
+    return sorted(alerts, key=lambda alert: (alert.since, alert.signal))
 
 
 async def _announce(store: AsyncEngine, alert: Alert, send: Callable[[Alert], Awaitable[object]] | None) -> bool:
@@ -121,7 +121,7 @@ async def _announce(store: AsyncEngine, alert: Alert, send: Callable[[Alert], Aw
         async with asyncio.timeout(SENDING):
             if send is not None:
                 await send(alert)
-    except Exception:  # the pager is down: it comes again after the lease
+    except Exception:  # the pager is down: sent again after the lease
         log.exception("an alert could not be sent")
         return False
     this = (_t.signal == alert.signal, _t.since == alert.since)

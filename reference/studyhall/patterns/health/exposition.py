@@ -1,7 +1,7 @@
-"""Prometheus' text for what was measured, without its library.
+"""Measurements as Prometheus text, without its library.
 
 Promise: a gauge has the same name and the same help wherever it is served; alert rules and dashboards are made from
-`GAUGES`. A part that could not be asked is missing from the text, never 0.
+`GAUGES`. A part that could not be read is missing from the text, never 0.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,20 +30,20 @@ STATES = ("waiting", "prioritized", "delayed", "overdue", "waiting_children", "a
 Sample = tuple[str, Mapping[str, str], float]  # name, labels, value
 
 
-def queue_samples(found: Health) -> list[Sample]:
+def queue_samples(health: Health) -> list[Sample]:
     """Of `health.measure`."""
-    samples: list[Sample] = [("dead_letters", {}, found.dead_letters)]
-    if found.memory is not None:
-        samples.append(("redis_memory_ratio", {}, found.memory))
-    for queue in found.queues:
-        named = {"queue": queue.queue}
-        samples += [("queue_depth", {**named, "state": state}, getattr(queue, state)) for state in STATES]
-        samples.append(("queue_oldest_age_seconds", named, queue.oldest))
-        samples.append(("queue_failure_ratio", named, queue.failure_rate))
-        samples.append(("queue_stalls", named, queue.stalls))
+    samples: list[Sample] = [("dead_letters", {}, health.dead_letters)]
+    if health.memory is not None:
+        samples.append(("redis_memory_ratio", {}, health.memory))
+    for queue in health.queues:
+        labels = {"queue": queue.queue}
+        samples += [("queue_depth", {**labels, "state": state}, getattr(queue, state)) for state in STATES]
+        samples.append(("queue_oldest_age_seconds", labels, queue.oldest))
+        samples.append(("queue_failure_ratio", labels, queue.failure_rate))
+        samples.append(("queue_stalls", labels, queue.stalls))
         if queue.workers is not None:
-            samples.append(("queue_workers", named, queue.workers))
-            samples.append(("queue_unattended", named, queue.unattended))
+            samples.append(("queue_workers", labels, queue.workers))
+            samples.append(("queue_unattended", labels, queue.unattended))
     return samples
 
 
@@ -54,8 +54,8 @@ def exposition(samples: Iterable[Sample]) -> str:
         if name not in GAUGES:
             raise ValueError(f"{name} is not in GAUGES: name it there, so that dashboards know it")
         pairs = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
-        shown = f"{name}{{{pairs}}}" if pairs else name
-        by_name.setdefault(name, []).append(f"{shown} {float(value)}")
+        series = f"{name}{{{pairs}}}" if pairs else name
+        by_name.setdefault(name, []).append(f"{series} {float(value)}")
     lines = []
     for name, values in by_name.items():
         lines += [f"# HELP {name} {GAUGES[name]}", f"# TYPE {name} gauge", *values]

@@ -29,7 +29,7 @@ Sender = Callable[[Alert], Awaitable[object]]
 
 
 def alert_id(alert: Alert) -> str:
-    """The same for every time this change is sent."""
+    """The same every time this change is sent."""
     change = f"{alert.signal}\n{alert.since}\n{alert.raised}"
     return hashlib.sha256(change.encode()).hexdigest()[:32]
 
@@ -97,7 +97,7 @@ def email(
                 server.login(user, password or "")
             refused = server.send_message(message)
         if refused:
-            raise ConnectionError(f"the mail server took it for some and refused {len(refused)} of the addresses")
+            raise ConnectionError(f"the mail server refused {len(refused)} of the addresses")
 
     async def send(alert: Alert) -> None:
         await asyncio.to_thread(deliver, alert)
@@ -113,16 +113,16 @@ def sender(url: str) -> Sender:
         return webhook(url)
     if parts.scheme in ("slack+http", "slack+https") and parts.hostname:
         return slack(url.removeprefix("slack+"))
-    asked = dict(parse_qsl(parts.query))
-    if parts.scheme == "smtp" and parts.hostname and {"from", "to"} <= set(asked):
+    options = dict(parse_qsl(parts.query))
+    if parts.scheme == "smtp" and parts.hostname and {"from", "to"} <= set(options):
         return email(
             parts.hostname,
-            asked["from"],
-            asked["to"],
+            options["from"],
+            options["to"],
             port=parts.port or 587,
             user=unquote(parts.username) if parts.username else None,
             password=unquote(parts.password or ""),
-            starttls=asked.get("tls") != "no",
+            starttls=options.get("tls") != "no",
         )
     # Without the address: it may hold a password.
     raise ValueError(
@@ -132,7 +132,7 @@ def sender(url: str) -> Sender:
 
 
 def tracker(capture: Callable[[str], object]) -> Sender:
-    """An error tracker, told only of what is raised:
+    """An error tracker, for raised alerts only:
     `tracker(lambda text: sentry_sdk.capture_message(text, "error"))`."""
 
     async def send(alert: Alert) -> None:

@@ -1,7 +1,7 @@
-"""How the queues are, measured so that neither a backlog nor the measuring hides.
+"""Queue health: every state in which a job can wait, measured in a few short commands.
 
 Promise: `measure` sees every state in which a job can wait (waiting, prioritized, overdue, paused), the age of the
-oldest job that should have started, the share that failed, who works on it, the dead letters, and how full Redis is,
+oldest job that should have started, the share that failed, its workers, the dead letters, and how full Redis is,
 in a few short commands per queue whatever its size. A depth alarm on `wait` alone sees no prioritized job.
 
 When it does NOT hold: numbers are read one after the other, so they may disagree by what happened meanwhile. The
@@ -46,7 +46,7 @@ class QueueHealth:
 
     @property
     def unattended(self) -> bool:
-        """Jobs are there and nobody is. A paused queue is looked after by whoever paused it."""
+        """Jobs are there and no worker is. A paused queue is left to whoever paused it."""
         return self.workers == 0 and not self.paused and bool(self.backlog or self.active)
 
     @property
@@ -63,13 +63,13 @@ class Health:
 
     def signals(self) -> dict[str, float]:
         """Flat names for rules and metrics: `documents.oldest`, `dead_letters`."""
-        named: dict[str, float] = {"dead_letters": self.dead_letters}
+        values: dict[str, float] = {"dead_letters": self.dead_letters}
         if self.memory is not None:
-            named["redis.memory"] = self.memory
+            values["redis.memory"] = self.memory
         for queue in self.queues:
             for name in ("backlog", "oldest", "failure_rate", "unattended"):
-                named[f"{queue.queue}.{name}"] = float(getattr(queue, name))
-        return named
+                values[f"{queue.queue}.{name}"] = float(getattr(queue, name))
+        return values
 
     def as_dict(self) -> dict[str, Any]:
         rows = [{**asdict(queue), "backlog": queue.backlog, "unattended": queue.unattended} for queue in self.queues]
@@ -87,20 +87,20 @@ async def measure(
     window: float = WINDOW,
     prefix: str = "bull",
 ) -> Health:
-    """`dead_letters` counts them: `dead_letter.counts(store)`. Without it failures in Redis count alone."""
+    """`dead_letters` counts them: `dead_letter.counts(store)`. Without it only failures in Redis count."""
     names = list(queues)
     since = time.time() - window
     total, failures = await dead_letters(since) if dead_letters else (0, {})
     client: Any = redis  # redis-py types every answer as text or bytes; ours are decoded
-    found = [await _queue(client, name, f"{prefix}:{name}:", failures.get(name, 0), window) for name in names]
+    measured = [await _queue(client, name, f"{prefix}:{name}:", failures.get(name, 0), window) for name in names]
     connected = await _connected(client)
     if connected is not None:
-        found = [replace(one, workers=_workers(connected, prefix, one.queue)) for one in found]
-    return Health(found, total, await memory_used(redis))
+        measured = [replace(queue, workers=_workers(connected, prefix, queue.queue)) for queue in measured]
+    return Health(measured, total, await memory_used(redis))
 
 
 def count_stalls(worker: Any, redis: Redis) -> None:
-    """Count the jobs that lost their worker and which this one finds: for all processes, longer than they live."""
+    """Count the stalled jobs that this worker finds, in Redis: for all processes, and longer than they live."""
     key = f"{worker.prefix}:{worker.name}:stalls"
     worker.on("stalled", lambda _job_id: redis.incr(key))
 
@@ -109,11 +109,11 @@ async def memory_used(redis: Redis) -> float | None:
     """The share in use of `maxmemory`, or of the machine's memory where there is none. At 1 every add is refused."""
     client: Any = redis
     try:
-        found = await client.info("memory")
+        memory = await client.info("memory")
     except NoPermissionError:
         return None
-    limit = found.get("maxmemory") or found.get("total_system_memory")
-    return float(found["used_memory"]) / float(limit) if limit else None
+    limit = memory.get("maxmemory") or memory.get("total_system_memory")
+    return float(memory["used_memory"]) / float(limit) if limit else None
 
 
 async def _connected(redis: Any) -> Counter[str] | None:
@@ -158,7 +158,7 @@ async def _queue(redis: Any, name: str, base: str, dead: int, window: float) -> 
         ages.append(now - first_due[0][1] // 0x1000 / 1000)
     done = float(completing)
     if completed >= KEPT and completing == completed and first_end:
-        # Retention cut the window short: reckon with the rate that the kept ones show.
+        # Retention cut the window short: extrapolate from the kept ones.
         done *= window / max(0.001, now - first_end[0][1] / 1000)
     bad = failing + dead
     rate = bad / (bad + done) if bad else 0.0

@@ -4,7 +4,7 @@ Promise: for one (consumer, key) the effect is committed at most once, and every
 the first one's result. The marker is written in the SAME database transaction as the effect: a crash leaves
 both or neither, so work is never marked done without being done, nor done without being marked.
 
-The usual `SET NX` in Redis has such moments. Before the work, a crash loses the work; with DEL in `except`, a
+The usual `SET NX` in Redis has such gaps. Before the work, a crash loses the work; with DEL in `except`, a
 kill -9 still loses it, and an error after the charge charges twice. A key made of the job's id is worse: ids
 are counters per queue, so another queue's job 7 gets another customer's result. Use a key of the business.
 
@@ -52,17 +52,17 @@ inbox = Table(
     sqlite_with_rowid=False,
 )
 
-# Plain SQL: every job passes both, and having them built for each batch took longer than running them.
+# Plain SQL: every job needs both, and building them for each batch took longer than running them.
 _CLAIM = """INSERT INTO inbox (consumer, key, fingerprint, result, at) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING"""
 _LOOK_UP = "SELECT key, fingerprint, result, at FROM inbox WHERE consumer = ? AND key IN (?)"
-# One statement for any number of them: psycopg's `executemany` waits for each row, and prepares what it knows.
+# One statement for any number of rows, so that psycopg prepares it: its `executemany` waits for each row.
 _CLAIM_ALL = """INSERT INTO inbox (consumer, key, fingerprint, result, at)
 SELECT %s, key, fingerprint, result, %s FROM unnest(%s::text[], %s::text[], %s::text[]) AS new(key, fingerprint, result)
 ON CONFLICT DO NOTHING"""
 _LOOK_UP_ALL = "SELECT key, fingerprint, result, at FROM inbox WHERE consumer = %s AND key = ANY(%s)"
 
-# What one bad key or result can cause, in SQLAlchemy's words and in the driver's.
+# The errors that one bad key or result can cause, SQLAlchemy's and the driver's.
 _POISON = (
     *(DataError, IntegrityError, ProgrammingError, ValueError, OverflowError),
     *(sqlite3.DataError, sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError),
@@ -92,21 +92,21 @@ class _Entry:
 
 
 def result_of(store: AsyncEngine) -> Callable[[Any], Awaitable[Stored | None]]:
-    """For `wait_for_result`: what the marker of the job of this `JobRef` says, after it has left Redis."""
+    """For `wait_for_result`: what a job's marker says after the job has left Redis."""
 
     async def stored(ref: Any) -> Stored | None:
-        # The second is that of `plain`, whose keys are those of one queue.
+        # The second is from `plain`, whose keys belong to one queue.
         kinds = inbox.c.consumer.in_([ref.name, f"{ref.queue}/{ref.name}"])
-        found = select(inbox.c.result, inbox.c.at).where(kinds, inbox.c.key == ref.key)
+        query = select(inbox.c.result, inbox.c.at).where(kinds, inbox.c.key == ref.key)
         async with read(store) as connection:
-            row = (await connection.execute(found)).first()
+            row = (await connection.execute(query)).first()
         return None if row is None or row.result is None else Stored(json.loads(row.result), row.at)
 
     return stored
 
 
 async def purge(store: AsyncEngine, older_than: float) -> int:
-    """Forget the markers of every consumer that are older than that many seconds."""
+    """Forget every consumer's markers older than this many seconds."""
     async with read(store) as connection:
         consumers = (await connection.scalars(select(inbox.c.consumer).distinct())).all()
     return sum([await Inbox(store, consumer).purge(older_than) for consumer in consumers])
@@ -140,7 +140,7 @@ class Inbox:
         return json.loads(result)
 
     async def seen(self, key: str, fingerprint: str) -> Stored | None:
-        """What was stored for this key: the look before slow work. Concurrent callers share one SELECT."""
+        """What was stored for this key, for a look before slow work. Concurrent callers share one SELECT."""
         return await self._look_ups.submit(_Entry(key, fingerprint))
 
     async def record(self, key: str, fingerprint: str, result: Any) -> Any:
@@ -151,16 +151,16 @@ class Inbox:
         return (await self._records.submit(_Entry(key, fingerprint, dumps(result)))).result
 
     async def purge(self, older_than: float, *, batch: int = 1000) -> int:
-        """Forget markers older than that many seconds; `batch` rows at a time, so that writers get their turn."""
+        """Forget markers older than this many seconds; `batch` rows at a time, so that writers get their turn."""
         aged = (inbox.c.consumer == self._consumer) & (inbox.c.at < time.time() - older_than)
-        some = select(inbox.c.consumer, inbox.c.key).where(aged).order_by(inbox.c.at).limit(batch)
-        gone = 0
+        oldest = select(inbox.c.consumer, inbox.c.key).where(aged).order_by(inbox.c.at).limit(batch)
+        deleted = 0
         while True:
             async with begin(self.store) as tx:
-                done = await tx.execute(delete(inbox).where(tuple_(inbox.c.consumer, inbox.c.key).in_(some)))
-            gone += done.rowcount
+                done = await tx.execute(delete(inbox).where(tuple_(inbox.c.consumer, inbox.c.key).in_(oldest)))
+            deleted += done.rowcount
             if done.rowcount < batch:
-                return gone
+                return deleted
             await asyncio.sleep(0)
 
     async def _look_up_all(self, entries: Sequence[_Entry]) -> list[Stored | Exception | None]:
@@ -183,7 +183,7 @@ class Inbox:
         return await in_one_hop(self.store, work, write=write, transact=_transact)
 
     def _claim(self, tx: _Runs, entries: Sequence[_Entry]) -> int:
-        """Insert the markers that are not there yet; how many were inserted."""
+        """Insert the missing markers; returns how many."""
         now = time.time()
         # One order in all processes: batches that overlap in another order deadlock on PostgreSQL.
         in_order = sorted(entries, key=lambda entry: entry.key)
@@ -195,11 +195,11 @@ class Inbox:
 
     def _stored(self, connection: _Runs, keys: Sequence[str]) -> dict[str, _Row]:
         if self._postgres:
-            found = connection.exec_driver_sql(_LOOK_UP_ALL, (self._consumer, list(keys)))
+            rows = connection.exec_driver_sql(_LOOK_UP_ALL, (self._consumer, list(keys)))
         else:
             look_up = _LOOK_UP.replace("(?)", f"({', '.join('?' * len(keys))})")
-            found = connection.exec_driver_sql(look_up, (self._consumer, *keys))
-        return {row[0]: _Row(*row) for row in found}
+            rows = connection.exec_driver_sql(look_up, (self._consumer, *keys))
+        return {row[0]: _Row(*row) for row in rows}
 
 
 def _same_payload(row: _Row | None, key: str, fingerprint: str) -> Stored:
@@ -218,7 +218,7 @@ def _check(row: _Row | None, entry: _Entry) -> Stored | Exception:
 
 
 class _Runs(Protocol):
-    """What SQLAlchemy's Connection and SQLite's driver are used for here; a list of rows: for each of them."""
+    """What is used of SQLAlchemy's Connection and SQLite's driver; a list of rows means once for each."""
 
     def exec_driver_sql(self, statement: str, parameters: Any) -> Any: ...
 

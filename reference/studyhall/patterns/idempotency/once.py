@@ -18,12 +18,12 @@ Markers = Callable[[str], Inbox]
 
 def inboxes(store: AsyncEngine) -> Markers:
     """The inbox of each kind of job, by its name."""
-    made: dict[str, Inbox] = {}
+    by_consumer: dict[str, Inbox] = {}
 
     def named(consumer: str) -> Inbox:
-        if consumer not in made:
-            made[consumer] = Inbox(store, consumer)
-        return made[consumer]
+        if consumer not in by_consumer:
+            by_consumer[consumer] = Inbox(store, consumer)
+        return by_consumer[consumer]
 
     return named
 

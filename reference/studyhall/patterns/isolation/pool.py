@@ -1,13 +1,13 @@
 """Isolation: CPU-bound and risky work runs in child processes that can be killed.
 
 Promise: the event loop stays free while a function computes; a timeout or a cancellation kills the process
-that runs it; waiting for a free process is charged to no deadline around the caller; a function that takes its
+that runs it; waiting for a free process counts against no deadline of the caller; a function that takes its
 process down (segfault, `os._exit`, OOM killer, memory limit) fails only its own call, with `ProcessDied`.
 Children are fresh interpreters, never forks of a process with threads and sockets; they are reused, replaced
 when they die, and never outlive the parent, even a SIGKILLed one.
 
 Does not hold as a security boundary: a child has the rights of its parent, and its answers are unpickled.
-Elsewhere than on Linux a child whose parent was SIGKILLed ends only when it gives up the GIL, and the memory
+Outside Linux a child whose parent was SIGKILLed ends only when it gives up the GIL, and the memory
 limit may not be enforced. Arguments and results are pickled on the event loop: pass a path, not 100 MB.
 """
 
@@ -73,7 +73,7 @@ class SubprocessPool:
         `fn` is a top-level function of a module that the child can import.
         """
         request = pickle.dumps((*_address(fn), args, memory_limit))
-        # Whose turn is late because others are slow must not pay for them with its own deadline.
+        # A call that waits behind slow ones must not pay for them with its own deadline.
         with uncharged():
             await self._slots.acquire()
         try:
@@ -227,8 +227,8 @@ class _Child:
 
 def _address(fn: Callable[..., Any]) -> tuple[str, str]:
     module, name = getattr(fn, "__module__", ""), getattr(fn, "__qualname__", "")
-    found = getattr(sys.modules.get(module), name, None) if module != "__main__" else None
-    if found is not fn:
+    resolved = getattr(sys.modules.get(module), name, None) if module != "__main__" else None
+    if resolved is not fn:
         raise TypeError(f"{_label(fn)} must be a top-level function of an importable module to run in a child")
     return module, name
 

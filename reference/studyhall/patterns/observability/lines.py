@@ -1,7 +1,7 @@
 """Observability: one structured line and one measurement per execution, and no secrets in either.
 
 Promise: every execution logs one line with job id, name, queue, attempt, outcome, duration, correlation id
-and worker, and of a job that comes back when (`retry_at`), as a JSON object written in one piece. The payload is never
+and worker, and, if the job comes back, when (`retry_at`), as a JSON object written in one piece. The payload is never
 part of it; errors, messages and extra fields are redacted (see `redaction`). The correlation id and the trace context
 travel from the producer to the worker and on to child jobs. Metric labels are bounded: names found in a queue cannot
 grow them forever.
@@ -60,7 +60,7 @@ def logged(log: logging.Logger | None = None) -> Step:
     @before("payload")
     async def logged(run: JobContext, call_next: CallNext) -> Any:
         error: BaseException | None = None
-        again: dict[str, str] = {}
+        retry: dict[str, str] = {}
         ours = take_correlation(run.meta.get("cid"))
         started = time.perf_counter()
         try:
@@ -68,7 +68,7 @@ def logged(log: logging.Logger | None = None) -> Step:
         except BaseException as raised:
             delay = run.conclude(raised).delay
             error = raised if run.outcome not in _QUIET else None
-            again = {"retry_at": _timestamp(time.time() + delay)} if delay is not None else {}
+            retry = {"retry_at": _timestamp(time.time() + delay)} if delay is not None else {}
             raise
         finally:
             log_execution(
@@ -80,7 +80,7 @@ def logged(log: logging.Logger | None = None) -> Step:
                 outcome=run.ended,
                 duration=time.perf_counter() - started,
                 error=error,
-                **again,
+                **retry,
             )
             ours.var.reset(ours)
 
@@ -116,7 +116,7 @@ def log_execution(
         "duration_ms": round(duration * 1000, 3),
         **extra,
     }
-    # The stack comes with the final failure only: five attempts need no five copies of it.
+    # The stack comes with the final failure only: five attempts do not need five copies.
     info = (type(error), error, error.__traceback__) if error and level == logging.ERROR else None
     if error is not None:
         fields["error"] = error
@@ -129,7 +129,7 @@ def log_execution(
 def _line(
     logger: str, level: int, job_id: str, name: str, queue: str, attempt: int, outcome: str, milliseconds: float
 ) -> str:
-    """What `JsonLines` makes of the record of an execution that ended well, without one."""
+    """The line that `JsonLines` writes for a successful execution, without a record."""
     ident = current_correlation_id()
     cid = f'"correlation_id":{_quoted(ident)},' if ident else ""
     return (
@@ -141,7 +141,7 @@ def _line(
 
 
 def _only_output(logger: logging.Logger, level: int) -> Lines | None:
-    """The handler of `configure_logging`, if a line would go there in its own form and nobody else wants the record."""
+    """The handler of `configure_logging`, if it would write the line unchanged and nobody else wants the record."""
     at = logger
     while at.propagate and at.parent is not None and not at.handlers:
         at = at.parent
@@ -162,7 +162,7 @@ class Lines(logging.StreamHandler[TextIO]):
         self._ready: list[str] = []
 
     def put(self, line: str) -> bool:
-        """False outside of an event loop, which has turns."""
+        """False outside an event loop."""
         if not self._ready:
             try:
                 asyncio.get_running_loop().call_soon(self.flush)
@@ -223,7 +223,7 @@ class HumanLines(JsonLines):
         details = " ".join(f"{key}={value}" for key, value in line.items())
         # What somebody typed must not move the cursor, nor look like a line of its own.
         text = clean_text(f"{clock} {level:<7} {msg} {details}".rstrip()).replace("\n", "\\n")
-        return text + "".join(f"\n    {one}" for one in clean_text(stack).splitlines())
+        return text + "".join(f"\n    {part}" for part in clean_text(stack).splitlines())
 
 
 def configure_logging(

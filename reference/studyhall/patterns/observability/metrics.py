@@ -1,8 +1,8 @@
 """Prometheus metrics of executions.
 
 Promise: one count and two observations per execution, a count per class of error, and one per job that was found
-without a living worker (`count_stalls`); label values found in a queue cannot grow them forever. What every execution
-passes adds to plain numbers; they become metrics when they are scraped.
+without a living worker (`count_stalls`); label values found in a queue cannot grow them forever. Executions
+add to plain numbers, which become metrics when scraped.
 Each process measures itself: scrape every worker. A job that stalls is counted by the worker that finds it. `observe`
 and `running` are for one event loop: from several threads at once, counts get lost.
 """
@@ -91,11 +91,11 @@ class JobMetrics(Collector):
         self._classes: set[tuple[str, str]] = set()
 
     def series(self, queue: str, name: str) -> _Series:
-        if (found := self._series.get((queue, name))) is None:
+        if (series := self._series.get((queue, name))) is None:
             # Anyone who can enqueue can invent names.
             key = (queue, name if len(self._series) < MAX_SERIES else OTHER)
-            found = self._series.setdefault(key, _Series())
-        return found
+            series = self._series.setdefault(key, _Series())
+        return series
 
     def observe(self, queue: str, name: str, outcome: str, duration: float, waited: float) -> None:
         """Count one execution; seconds of running, and of waiting since it was due."""
@@ -116,7 +116,7 @@ class JobMetrics(Collector):
 
     @contextmanager
     def running(self, queue: str, name: str) -> Iterator[None]:
-        """Count what happens inside as going on."""
+        """Count the block as a running execution."""
         series = self.series(queue, name)
         series.running += 1
         try:

@@ -6,9 +6,9 @@
 Promise: a row says "in flight" before a request leaves. After a crash, a lost answer or a lost lock the next run
 finds it, waits while the request may still be running (`InFlight`: consumes no attempt), then looks it up by our
 reference, or sends the same idempotency key while that lives, or sets the call aside: `unclear()` lists it,
-`resolve()` ends it, nothing repeats it silently. An answer is recorded although its caller was cancelled (lost
-lock, deadline, drain) and although the ledger is away for `record_for` seconds; a run that was overtaken cannot
-overwrite it. Every later run gets the recorded answer: what is done with it has attempts of its own, and so has
+`resolve()` ends it, nothing repeats it silently. An answer is recorded even if its caller was cancelled (lost
+lock, deadline, drain) and even if the ledger is away for `record_for` seconds; a run that was overtaken cannot
+overwrite it. Every later run gets the recorded answer: what is done with it has attempts of its own, and so does
 this call (`tries`).
 
 What `send` raises decides: `Permanent` is recorded as refused; `NotMade`, `RateLimited`, `ResourceBusy` and `Snooze`
@@ -52,7 +52,7 @@ class OutsideCalls:
         tries: int = 5,
         record_for: float = 60.0,
     ) -> None:
-        """`longest`: seconds after which the provider no longer works on a request; ours is given up after as many.
+        """`longest`: seconds after which the provider no longer works on a request; we then give ours up too.
         `key_life`: how long it remembers an idempotency key (24 h is usual), 0 if it takes none. `look_up(reference)`
         returns what was made under the key that `send` was given, None if nothing was."""
         self._ledger, self._provider = ledger, provider
@@ -73,7 +73,7 @@ class OutsideCalls:
             if step is Next.LOOK_UP and self._look_up is not None:
                 if (answer := await self._look_up(call.provider_key)) is not None:
                     await self._ledger.write(call.answered(answer))
-                    continue  # whoever wrote first: what stands there counts
+                    continue  # another run wrote first: its entry counts
                 step = self._rules.after_look_up(call)
             if step is Next.SET_ASIDE:
                 await self._ledger.write(call.set_aside())
@@ -81,17 +81,17 @@ class OutsideCalls:
                 return await self._in_background(key, self._make(call.claimed(), send, began))
 
     async def unclear(self, limit: int = 100) -> list[Call]:
-        """What a human has to look at, the oldest first."""
+        """The calls that a human has to look at, oldest first."""
         return await self._ledger.unclear(self._provider, limit)
 
     async def resolve(self, key: str, *, done: Any = None, again: bool = False) -> None:
-        """A human looked at the provider: it was made, with this answer, or it was not and is to be made `again`."""
+        """A human looked at the provider: the call was made, with this answer, or is to be made `again`."""
         call = await self._ledger.read(self._provider, key)
         if not await self._ledger.write(call.resolved(done, again)):
             raise Permanent(f"{key!r} was changed by somebody else just now: look again")
 
     async def purge(self, older_than: float) -> int:
-        """Forget done and refused calls older than this many seconds: later than any job can come back."""
+        """Forget done and refused calls older than this many seconds: longer than any job may take to come back."""
         return await self._ledger.purge(self._provider, older_than)
 
     async def close(self) -> None:
@@ -114,7 +114,7 @@ class OutsideCalls:
     async def _make(self, call: Call, send: Send, began: float) -> Any:
         longest = self._rules.longest
         if not await self._ledger.write(call):
-            raise InFlight(2 * longest, f"another run makes the call {call.key!r}")
+            raise InFlight(2 * longest, f"another run is making the call {call.key!r}")
         left = began + longest - time.monotonic()
         try:
             if left <= 0:  # frozen since the look at the ledger's clock: others count from there
@@ -131,7 +131,7 @@ class OutsideCalls:
         return (await self._record(ended)).outcome()
 
     async def _record(self, call: Call) -> Call:
-        """Write what became of it, through an outage of the ledger; returns what stands there in the end."""
+        """Record how it ended, through an outage of the ledger; returns what the ledger then holds."""
         deadline, pause = time.monotonic() + self._record_for, 0.1
         while True:
             try:

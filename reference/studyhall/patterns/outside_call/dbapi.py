@@ -99,11 +99,11 @@ class InThreads:
         return await asyncio.to_thread(self._ledger.purge, provider, older_than)
 
 
-# ---- the statements, for whatever runs them
+# ---- the statements
 
 
 def read(execute: Execute, dialect: str, provider: str, key: str) -> Call:
-    """One row, found or not: it brings the time along."""
+    """One row, found or not: it carries the time."""
     now, *row = execute(_READ.replace("CLOCK", _CLOCK[dialect]), (provider, key)).fetchone()
     return Call(provider, key, now=float(now)) if row[0] is None else _call(row, float(now))
 

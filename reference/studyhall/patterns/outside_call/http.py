@@ -5,8 +5,8 @@
     buy = lambda key: sync_answer_of(lambda: requests.post(…, timeout=20))      # requests, httpx.Client: no event loop
 
 Promise: a request that never left is `NotMade`, 429 keeps to its Retry-After (seconds or a date), every other status
-is judged by `check_status`, and a good answer is returned, as JSON where it is some. What breaks after the first byte
-left is raised as it came: the provider may have carried it out. `answered` judges the answer of any other client.
+is judged by `check_status`, and a good answer is returned, parsed if it is JSON. An error after the first byte
+left is raised unchanged: the provider may have carried it out. `answered` judges the answer of any other client.
 Does not hold for a client that repeats requests by itself: only its last try is seen.
 """
 
@@ -55,6 +55,6 @@ def answered(status: int, headers: Any, body: str) -> Any:
 def _check_left(error: Exception) -> None:
     """`requests` and urllib wrap the reason: their ConnectionError alone may also be an answer that was cut off."""
     wrapped = [error, *error.args[:1]]
-    names = {type(one).__name__ for one in (*wrapped, *(getattr(one, "reason", None) for one in wrapped))}
+    names = {type(cause).__name__ for cause in (*wrapped, *(getattr(cause, "reason", None) for cause in wrapped))}
     if names & _NEVER_LEFT:
         raise NotMade(f"no connection: {min(names & _NEVER_LEFT)}") from error

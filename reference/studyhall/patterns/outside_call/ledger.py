@@ -79,7 +79,7 @@ class Call:
 
     @property
     def provider_key(self) -> str:
-        """The idempotency key, and our reference: equal in every retry, replay and process."""
+        """The idempotency key, and our reference: the same in every retry, replay and process."""
         return provider_key(self.key, self.provider)
 
     def to(self, state: State, **changes: Any) -> Call:
@@ -114,7 +114,7 @@ class Call:
         return self.to(State.INTENDED, tries=0) if again else self.to(State.DONE, result=dumps(done))
 
     def outcome(self) -> Any:
-        """The answer. Raises what else became of it."""
+        """The answer; raises if the call ended otherwise."""
         match self.state:
             case State.DONE:
                 return json.loads(self.result or "null")
@@ -129,13 +129,13 @@ class Ledger(Protocol):
     """Where calls are kept. What `write` stored is durable when it returns, whatever its caller rolls back."""
 
     async def read(self, provider: str, key: str) -> Call:
-        """The call as it stands; version 0 where there is none yet."""
+        """The call as it stands; version 0 if there is none yet."""
 
     async def write(self, call: Call) -> bool:
-        """Store it if what stands there has the version before it (1: nothing stands there). False: it has another."""
+        """Store it if the stored version is the one before it (1: nothing is stored). False: it is another."""
 
     async def unclear(self, provider: str, limit: int) -> list[Call]:
-        """The calls that wait for a human, the oldest first."""
+        """The calls that wait for a human, oldest first."""
 
     async def purge(self, provider: str, older_than: float) -> int:
         """Forget done and refused calls older than this many seconds."""
@@ -170,7 +170,7 @@ class Rules:
     looks_up: bool
 
     def next(self, call: Call) -> Next:
-        """What may be done about a call that has not ended; raises `InFlight` while nothing may."""
+        """The next step for a call that has not ended; raises `InFlight` while there is none."""
         if call.state is State.INTENDED:
             return Next.SEND
         # A request may leave us at the last moment of its own limit and then run as long: see `OutsideCalls`.
@@ -183,8 +183,8 @@ class Rules:
     def lost(self, call: Call, error: Exception, began: float) -> InFlight:
         """What to raise when a request, begun at this `time.monotonic()`, may have been carried out."""
         wait = began + 2 * self.longest - time.monotonic()
-        known = f"{type(error).__name__}: {describe(error, 200)}"
-        return InFlight(max(wait, 0.0), f"{call.provider} may have carried {call.key!r} out ({known})")
+        reason = f"{type(error).__name__}: {describe(error, 200)}"
+        return InFlight(max(wait, 0.0), f"{call.provider} may have carried {call.key!r} out ({reason})")
 
     def after_look_up(self, call: Call) -> Next:
         """The provider does not have it, or cannot be asked."""

@@ -16,7 +16,7 @@ from .ledger import Call, State
 
 __all__ = ["RedisLedger"]
 
-# ARGV: the version that must stand there, the call, its key, its state, when it was last sent.
+# ARGV: the version that must be stored, the call, its key, its state, when it was last sent.
 _WRITE = """
 local stands = redis.call('GET', KEYS[1])
 local version = stands and cjson.decode(stands)['version'] or 0
@@ -39,9 +39,9 @@ class RedisLedger:
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.get(self._name(provider, "call", key))
             pipe.time()
-            stands, (seconds, micros) = await pipe.execute()
+            stored, (seconds, micros) = await pipe.execute()
         now = seconds + micros / 1e6
-        return _call(stands, now) if stands else Call(provider, key, now=now)
+        return _call(stored, now) if stored else Call(provider, key, now=now)
 
     async def write(self, call: Call) -> bool:
         names = [self._name(call.provider, kind) for kind in ("unclear", "ended")]
@@ -52,20 +52,20 @@ class RedisLedger:
 
     async def unclear(self, provider: str, limit: int) -> list[Call]:
         keys: Any = await self._redis.zrange(self._name(provider, "unclear"), 0, limit - 1)
-        stands = await self._redis.mget([self._name(provider, "call", key) for key in keys]) if keys else []
-        return [call for text in stands if text and (call := _call(text)).state is State.UNCLEAR]
+        texts = await self._redis.mget([self._name(provider, "call", key) for key in keys]) if keys else []
+        return [call for text in texts if text and (call := _call(text)).state is State.UNCLEAR]
 
     async def purge(self, provider: str, older_than: float) -> int:
-        ended, gone = self._name(provider, "ended"), 0
+        ended, deleted = self._name(provider, "ended"), 0
         seconds, _ = await self._redis.time()
         while True:
             keys: Any = await self._redis.zrangebyscore(ended, "-inf", seconds - older_than, start=0, num=500)
             if not keys:
-                return gone
+                return deleted
             async with self._redis.pipeline(transaction=True) as pipe:
                 pipe.delete(*(self._name(provider, "call", key) for key in keys))
                 pipe.zrem(ended, *keys)
-                gone += (await pipe.execute())[0]
+                deleted += (await pipe.execute())[0]
 
     def _name(self, provider: str, *parts: str) -> str:
         return ":".join((self._prefix, provider, *parts))

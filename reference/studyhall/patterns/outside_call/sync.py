@@ -51,23 +51,23 @@ class SyncOutsideCalls:
             self._ledger.write(call.set_aside())
 
     def unclear(self, limit: int = 100) -> list[Call]:
-        """What a human has to look at, the oldest first."""
+        """The calls that a human has to look at, oldest first."""
         return self._ledger.unclear(self._provider, limit)
 
     def resolve(self, key: str, *, done: Any = None, again: bool = False) -> None:
-        """A human looked at the provider: it was made, with this answer, or it was not and is to be made `again`."""
+        """A human looked at the provider: the call was made, with this answer, or is to be made `again`."""
         call = self._ledger.read(self._provider, key)
         if not self._ledger.write(call.resolved(done, again)):
             raise Permanent(f"{key!r} was changed by somebody else just now: look again")
 
     def purge(self, older_than: float) -> int:
-        """Forget done and refused calls older than this many seconds: later than any job can come back."""
+        """Forget done and refused calls older than this many seconds: longer than any job may take to come back."""
         return self._ledger.purge(self._provider, older_than)
 
     def _make(self, call: Call, send: Callable[[str], Any], began: float) -> Any:
         longest = self._rules.longest
         if not self._ledger.write(call):
-            raise InFlight(2 * longest, f"another run makes the call {call.key!r}")
+            raise InFlight(2 * longest, f"another run is making the call {call.key!r}")
         try:
             if time.monotonic() - began > longest:
                 raise NotMade("this process stood still between the claim and the request")

@@ -1,7 +1,7 @@
 """What became of the ticks of each schedule: started, missed, skipped.
 
 Promise: every slot since the first is accounted for: its tick was started, or it is `missed`, logged and counted;
-never both. One that was reported and comes after all (its worker was killed or hung) is removed from the missed list.
+never both. One that was reported and runs after all (its worker was killed or hung) is removed from the missed list.
 Counting is arithmetic, in a thread and before the transaction: an outage of months blocks neither loop nor store.
 
 When it does NOT hold: the latest `REMEMBERED` missed slots are known by name; a tick that is later than these stays
@@ -22,7 +22,7 @@ from .slots import Tick
 __all__ = ["EARLY", "count_skipped", "missed", "missed_slots", "note_start", "past", "schedule_state", "take_over"]
 
 log = logging.getLogger("schedule")
-EARLY = 50  # milliseconds before its slot at which a tick may start: putting it off again would take longer
+EARLY = 50  # milliseconds before its slot at which a tick may start: another delay would take longer
 REMEMBERED = 1_000
 
 schedule_state = Table(
@@ -50,7 +50,7 @@ async def past(store: AsyncEngine) -> dict[str, Any]:
 
 
 async def missed(store: AsyncEngine, schedule_id: str, limit: int = 20) -> list[int]:
-    """The latest slots that nobody ran, the latest first."""
+    """The latest slots that nobody ran, newest first."""
     slots = select(missed_slots.c.slot).where(missed_slots.c.id == schedule_id)
     async with read(store) as connection:
         return list(await connection.scalars(slots.order_by(missed_slots.c.slot.desc()).limit(limit)))
@@ -62,8 +62,8 @@ async def note_start(store: AsyncEngine, tick: Tick, now: Callable[[], Awaitable
         async with read(store) as connection:
             last = await connection.scalar(select(_t.last_slot).where(_t.id == tick.schedule))
         missed, latest = 0, list[int]()
-        # A last slot in the future was noted by a clock that was ahead: nothing is known about those between. By
-        # the time of now: a tick that started while this one was on its way is later, but not in the future.
+        # A last slot in the future was noted by a clock that was ahead: nothing is known about those between.
+        # Compared with now: a tick that started while this one was on its way is later, but not in the future.
         corrected = last is not None and last > tick.slot and last > await now() + EARLY
         if last is not None and tick.slot > last:
             first = max(last, tick.since)
@@ -126,6 +126,6 @@ async def _remember(tx: AsyncConnection, schedule_id: str, slots: Sequence[int])
 
 
 async def _forget(tx: AsyncConnection, tick: Tick) -> bool:
-    """True: the slot was reported as missed, and from now on it is not."""
+    """True: the slot was reported as missed, and no longer is."""
     this = missed_slots.c.id == tick.schedule, missed_slots.c.slot == tick.slot
     return (await tx.execute(delete(missed_slots).where(*this))).rowcount == 1

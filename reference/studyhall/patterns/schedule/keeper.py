@@ -16,7 +16,7 @@ Promise
 
 When it does NOT hold: effects outside the `save` of a handler, as in `idempotency`. Ticks wait for a worker:
 with none running they are late, then missed. Two declarations of the same version: the last `apply` wins, so raise
-`version` with every change, also for the way back. A stock worker on the same queue plans the next tick by its own
+`version` with every change, also to revert one. A stock worker on the same queue plans the next tick by its own
 clock; `heal` corrects it. Daylight saving: see `slots`.
 """
 
@@ -70,7 +70,7 @@ class _Producer(Protocol):
 
 
 class Jobs(Protocol):
-    """What is needed of `typed_jobs.JobTypes`: of each type its queue and its attempts."""
+    """What is needed of `typed_jobs.JobTypes`: each type's queue and attempts."""
 
     def __getitem__(self, name: str) -> Any: ...
     def encode(self, job: str, payload: Any) -> dict[str, Any]: ...
@@ -115,7 +115,7 @@ class ScheduleState:
 
 @dataclass(slots=True)
 class Applied:
-    """What `apply` or `heal` changed. `later`: the version in force, where that is not ours but a later one."""
+    """What `apply` or `heal` changed. `later`: the version in force, if later than ours."""
 
     written: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
@@ -143,7 +143,7 @@ class Schedules:
             raise InvalidSchedule(f"version {version!r}: a whole number from 0, raised with every change")
         self._jobs, self._owner, self._version, self._lease = jobs, owner, version, lease
         self._sign = sign
-        self._told = False  # that a later version is in force
+        self._warned = False  # that a later version is in force
         self._all: dict[str, Schedule] = {}
         taken = [name for schedule in schedules for name in (schedule.id, *schedule.was)]
         for schedule in schedules:
@@ -184,7 +184,7 @@ class Schedules:
         return done
 
     async def heal(self, producer: _Producer, store: AsyncEngine) -> Applied:
-        """Put right what is lost or wrong, and leave alone what another version of the app declared.
+        """Repair what is lost or wrong, and leave alone what another version of the app declared.
 
         Call it now and then: a scheduler whose next job was lost with Redis' data never fires again.
         """
@@ -209,7 +209,7 @@ class Schedules:
         same = entry is not None and entry["fingerprint"] == fingerprint
         score = await producer.redis.zscore(queue.toKey("repeat"), schedule.id)
         row = (await history.past(store)).get(schedule.id)
-        now = await server_millis(producer.redis)  # after both: what they say was noted before it
+        now = await server_millis(producer.redis)  # read last: both were noted before it
         # A last slot in the future was noted by a clock that was ahead.
         last = row.last_slot if row and row.last_slot <= now + history.EARLY else 0
         slot = schedule.cadence.next_after(max(now, last))
@@ -219,7 +219,7 @@ class Schedules:
         changed = entry is not None and entry.get("when", when) != when
         since = now if changed else (entry or {}).get("since", 0)
         if score is not None and score > now:
-            # Of an interval, BullMQ would keep the slot for which a job waits, be it an hour too late.
+            # For an interval, BullMQ would keep the slot a job waits for, even an hour too late.
             await queue.removeJobScheduler(schedule.id)
         job_id = f"repeat:{schedule.id}:{slot}"
         if await queue.getJobState(job_id) in ("completed", "failed"):
@@ -250,16 +250,16 @@ class Schedules:
     def _fingerprint(self, schedule: Schedule) -> str:
         body = self._jobs.encode(schedule.job, schedule.payload)
         when, queue = asdict(schedule.cadence), self._jobs[schedule.job].queue
-        what = [schedule.job, queue, when, str(schedule.priority), body]
-        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+        parts = [schedule.job, queue, when, str(schedule.priority), body]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
     def _declaration(self) -> str:
-        each = sorted(f"{schedule.id} {self._fingerprint(schedule)}" for schedule in self)
-        return hashlib.sha256("\n".join(each).encode()).hexdigest()[:16]
+        lines = sorted(f"{schedule.id} {self._fingerprint(schedule)}" for schedule in self)
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
     def _outdated(self, later: int) -> Applied:
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             text = "version %d of the schedules is in force: this instance declares version %d and changes nothing"
             log.warning(text, later, self._version)
         return Applied(later=later)
@@ -270,7 +270,7 @@ class Schedules:
     # -- running a tick ------------------------------------------------------------------------------------
 
     async def begin(self, run: JobContext, store: AsyncEngine) -> Lease | None:
-        """Counts what was missed, spreads, keeps ticks apart: the lease to hold while this one runs."""
+        """Counts what was missed, spreads, keeps ticks apart; returns the lease to hold while this one runs."""
         tick = tick_of(run.job_id, run.job.data)
         schedule = self._all.get(tick.schedule) if tick else None
         if tick is None or schedule is None:  # another application's, or one that was removed a moment ago
@@ -293,14 +293,14 @@ class Schedules:
     # -- looking -------------------------------------------------------------------------------------------
 
     async def states(self, producer: _Producer, store: AsyncEngine) -> list[ScheduleState]:
-        """Every declared schedule with its next slot, and what became of the earlier ones."""
-        found, past = [], await history.past(store)
+        """Every declared schedule with its next slot and the counts of earlier ones."""
+        states, past = [], await history.past(store)
         for schedule in self:
             repeat = producer.queue(self._jobs[schedule.job].queue).toKey("repeat")
             score, row = await producer.redis.zscore(repeat, schedule.id), past.get(schedule.id)
             counts = (row.last_slot, row.ticks, row.missed, row.skipped) if row else ()
-            found.append(ScheduleState(schedule, None if score is None else int(score), *counts))
-        return found
+            states.append(ScheduleState(schedule, None if score is None else int(score), *counts))
+        return states
 
 
 async def server_millis(redis: Redis) -> int:
@@ -339,12 +339,12 @@ async def _is_sound(queue: Queue, schedule: Schedule, score: float | None, expec
     if slot <= now or slot == expected:
         return True
     # Or the expected one was taken a little early, and waits or runs already.
-    taken = str(await queue.getJobState(f"repeat:{schedule.id}:{expected}"))
-    return taken != "unknown" and slot == schedule.cadence.next_after(expected)
+    state = str(await queue.getJobState(f"repeat:{schedule.id}:{expected}"))
+    return state != "unknown" and slot == schedule.cadence.next_after(expected)
 
 
 def ticking(schedules: Schedules, store: AsyncEngine) -> Step:
-    """The step for the ticks of `schedules`; jobs that are none pass. Between what reads the job and `once`."""
+    """The step for the ticks of `schedules`; other jobs pass. Goes between what reads the job and `once`."""
 
     @needs("payload")
     async def ticking(run: JobContext, call_next: CallNext) -> Any:

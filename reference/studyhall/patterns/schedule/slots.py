@@ -47,7 +47,7 @@ class Cadence:
 
     def __post_init__(self) -> None:
         if (self.cron is None) == (self.every is None):
-            raise InvalidSchedule("give either cron or every, not both and not neither")
+            raise InvalidSchedule("give either cron or every, not both")
         try:
             zone = ZoneInfo(self.tz)
         except Exception:  # ValueError, OSError, ZoneInfoNotFoundError, by the kind of nonsense
@@ -87,14 +87,14 @@ class Cadence:
         wall = now.astimezone(zone).replace(tzinfo=None)
         if len(offsets) == 1:  # no change of the clock near: wall time and real time run alike
             return next(slot for slot in self._slots_from(wall, zone) if slot > millis)
-        # Near a change, later wall times may be earlier moments: look at all of them around.
-        found: list[int] = []
+        # Near a change, later wall times may be earlier moments: look at all of those nearby.
+        slots: list[int] = []
         for slot in self._slots_from(wall - _NEAR, zone):
             if slot > millis:
-                found.append(slot)
+                slots.append(slot)
                 if slot > millis + 2 * _NEAR.total_seconds() * 1000:
                     break
-        return min(found)
+        return min(slots)
 
     def _slots_from(self, wall: datetime, zone: ZoneInfo) -> Iterator[int]:
         times = croniter(self.cron, wall, second_at_beginning=True)
@@ -204,7 +204,7 @@ def tick_of(job_id: str, data: object) -> Tick | None:
 
 
 def signing_id(job_id: str, data: object) -> str:
-    """What stands for the job's id under its signature. A tick's id is not known when its template is signed,
+    """What is signed in place of the job's id. A tick's id is not known when its template is signed,
     so the schedule's id takes its place. After verifying, `check_slot`: whoever copies a signed template can
     then at most name a genuine slot, and the idempotency marker lets that one run once."""
     tick = tick_of(job_id, data)
