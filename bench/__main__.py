@@ -102,7 +102,7 @@ def _section(lab: Lab, run: results.Results, name: str, rounds: int) -> bool:
     turns = min(rounds, getattr(module, "ROUNDS", rounds))
     lab.failures = {}
     run["sections"].pop(name, None)
-    began = time.monotonic()
+    began, before = time.monotonic(), results.cpu_times()
     for turn in range(1, turns + 1):
         lab.round, lab.prefix = turn, f"{name} {turn}/{turns}: "
         try:
@@ -111,7 +111,7 @@ def _section(lab: Lab, run: results.Results, name: str, rounds: int) -> bool:
             lab.say(f"failed: {error!r}")
             run.setdefault("errors", {})[name] = repr(error)
             return False
-    run["sections"][name]["seconds"] = round(time.monotonic() - began)
+    run["sections"][name] |= {"seconds": round(time.monotonic() - began), "stolen": results.stolen(before)}
     run["sections"] = {known: run["sections"][known] for known in sections.NAMES if known in run["sections"]}
     return True
 

@@ -22,7 +22,8 @@ def markdown(results: Results, plots: dict[str, str]) -> str:
     for name, section in results["sections"].items():
         rounds = "" if section["rounds"] == results["rounds"] else f" Rounds: {section['rounds']}."
         made = f" Measured {section['made']}." if "made" in section else ""
-        parts += [f"## {section['title']}", section["about"] + rounds + made]
+        stolen = f" The host took {section['stolen']} % of the CPU time meanwhile." if section.get("stolen") else ""
+        parts += [f"## {section['title']}", section["about"] + rounds + made + stolen]
         if name in plots:
             parts.append(f"![{section['title']}]({plots[name]})")
         parts.append(table(results, name, section))

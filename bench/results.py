@@ -84,6 +84,18 @@ def before(path: Path, figures: Iterable[tuple[str, str, str]]) -> dict[str, flo
     return {name: value for name, value in medians.items() if value is not None}
 
 
+def cpu_times() -> list[int]:
+    """Of all processors, in ticks, as Linux counts them; empty elsewhere."""
+    path = Path("/proc/stat")
+    return [int(ticks) for ticks in path.read_text().split("\n", 1)[0].split()[1:9]] if path.exists() else []
+
+
+def stolen(since: Sequence[int]) -> int:
+    """Per cent of the time since then in which the host gave this machine's processors to others."""
+    spent = [after - earlier for earlier, after in zip(since, cpu_times(), strict=True)]
+    return round(100 * spent[7] / (sum(spent) - spent[3])) if len(spent) == 8 and sum(spent) > spent[3] else 0
+
+
 def _about(peer: Peer) -> dict[str, str]:
     return {"title": peer.title, "version": f"{peer.package} {peer.version()}", "settings": peer.settings}
 

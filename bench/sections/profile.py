@@ -29,14 +29,15 @@ PY_SPY = "py-spy==0.4.3"
 # part -> its files; the first that fits
 PARTS = {
     "the benchmark's own record": r"contest\.py",
-    "SQLite: SQLAlchemy, aiosqlite": r"sqlalchemy/|aiosqlite/|concurrent/futures|/(store|group_commit)\.py",
-    "idempotency": r"/(idempotency|inbox)\.py",
-    "pipeline": r"/(pipeline|deadline|stall_budget|retry|cancel|checkpoint|progress|schedule_slots|peer)\.py",
-    "signature and validation": r"pydantic|hmac\.py|/(typed_jobs|signed_payload|claim_check)\.py",
-    "log and metrics": r"/logging/|prometheus_client/|opentelemetry/|/(observability|tracing|redaction)\.py",
-    "worker and locks": r"/(bullmq_\w+|lock_keeper|worker_events|parent_death|priority)\.py|msgpack",
-    "BullMQ library": r"/bullmq/",
+    "SQLite: SQLAlchemy, aiosqlite": r"sqlalchemy/|aiosqlite/|concurrent/futures|/(store|open_store|group_commit)\.py",
+    "idempotency": r"/idempotency/|/inbox\.py",
+    "pipeline": r"/(pipeline|deadline|stall_budget|retry|cancel|checkpoint|progress|backpressure|store_gate)\.py"
+    r"|/core/(execution|job|clock|errors|failures)\.py|<string>",
+    "signature and validation": r"pydantic|hmac\.py|/(typed_jobs|signed_payload|claim_check|plain_json)\.py",
+    "log and metrics": r"/logging/|prometheus_client/|opentelemetry/|/observability/|/(tracing|redaction)\.py",
     "Redis client and its sockets": r"/redis/|/(autopipeline|connections)\.py|asyncio/streams\.py",
+    "worker and locks": r"/bullmq_worker/|/(parent_death|priority)\.py|msgpack",
+    "BullMQ library": r"/bullmq/",
     "JSON": r"/json/",
     "event loop": r"asyncio/|uvloop|contextlib|_weakrefset",
 }
