@@ -230,7 +230,7 @@ async def _poison(app: App, story: Story, folder: Path, console: Console) -> Non
         await asyncio.sleep(0.1)
     story.dead_letters = len(letters)
     console.print(f"   dead letter: [yellow]{escape(letters[0].reason)}[/]")
-    console.print("   The file is repaired and the dead letter replayed: the same job, its flow goes on behind it.")
+    console.print("   The file is repaired and the dead letter replayed: the same job, and its flow goes on.")
     broken.write_bytes(good)
     await replace_file(app, ident, broken, OWNER)
     await dead_letter.replay(app.store, app.producer.redis, letters[0].id)
