@@ -91,7 +91,7 @@ def quiet(world: World, batch: Batch) -> None:
     world.settle(batch, world.patience)
     batch.hits.append(f"{SILENCE * world.scale:g} s of silence")
     if first.seen and second.seen:
-        took, usual = first.seen[0] - first.at, second.seen[0] - second.at
+        took, usual = (max(0.0, job.seen[0] - job.at) for job in (first, second))  # it may be done before submit ends
         batch.facts.append(f"done after {took:.1f} s, the next one after {usual:.1f} s")
         if took - usual > promised:
             batch.broke(

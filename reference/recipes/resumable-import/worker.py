@@ -37,7 +37,7 @@ imported = Table(
 
 def read(path: Path, after: int):
     with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = csv.DictReader(file)
+        rows = csv.DictReader(file, strict=True)
         yield from ((rows.line_num, row) for row in rows if rows.line_num > after)
 
 
