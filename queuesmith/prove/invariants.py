@@ -246,7 +246,8 @@ def _not_done(world: World, missing: list[Job], fault: Fault) -> list[Broken]:
         )
     if waiting:
         key = next(iter(waiting))
-        broken.append(Broken("stuck", f"{len(waiting)} still in Redis ({waiting[key]})", world.timeline.story(key)))
+        place = waiting[key] + probes.due(world, key, waiting[key])
+        broken.append(Broken("stuck", f"{len(waiting)} still in Redis ({place})", world.timeline.story(key)))
     if completed:
         broken.append(
             Broken(

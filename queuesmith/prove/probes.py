@@ -9,6 +9,7 @@ import shlex
 import socket
 import sqlite3
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -240,6 +241,18 @@ def in_redis(world: World, keys: set[str]) -> dict[str, list[str]]:
                 by_key.setdefault(key, []).append(f"{kind} {name}")
     # where it waits says more than the job's own record
     return {key: sorted(places, key=lambda place: place.startswith("hash")) for key, places in by_key.items()}
+
+
+def due(world: World, key: str, place: str) -> str:
+    """When BullMQ runs a job that it keeps as delayed."""
+    name = place.partition(" ")[2]
+    if world.redis is None or not name.endswith(":delayed"):
+        return ""
+    with world.redis.client() as client:
+        scores = [
+            score for member, score in client.zrange(name, 0, -1, withscores=True) if key in world.keys_in(member)
+        ]
+    return f", due in {scores[0] / 4_096_000 - time.time():.0f} s" if scores else ""
 
 
 def shape(world: World, place: str) -> str:

@@ -60,7 +60,7 @@ class Timeline:
         if len(sent) > 2:
             parts.insert(0, f"sent {len(sent)} times")
         if not any(event.kind in ("effect", "call") for event in own):
-            parts.append("never heard of again")
+            parts.append("no effect since")
         return f"{key}: {', '.join(parts)}"
 
     def write(self, folder: Path, extra: Iterable[Event] = ()) -> None:

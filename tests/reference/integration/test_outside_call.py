@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import psycopg
@@ -121,6 +122,17 @@ async def eventually(attempt, *passing):
 
 
 # ---- the ledgers
+
+
+async def test_a_clock_that_was_put_back_does_not_hold_a_call_until_it_is_there_again(ledger):
+    """An hour ahead when it was claimed: the next run waited 3,599 s."""
+    carrier, ahead = Carrier(), (await ledger.read("carrier", "a")).claimed()
+    hour = ahead.now + 3600
+    assert await ledger.write(replace(ahead, first=hour, since=hour))
+    with pytest.raises(InFlight) as wait:
+        await calls(ledger, key_life=60).once("a", carrier.send_keyed)
+    assert wait.value.delay <= 2 * LONGEST
+    assert await eventually(lambda: calls(ledger, key_life=60).once("a", carrier.send_keyed)) == {"label": 1}
 
 
 async def test_a_ledger_takes_only_the_next_version(ledger):

@@ -69,6 +69,9 @@ class OutsideCalls:
             call = await self._ledger.read(self._provider, key)
             if call.state in ENDED:
                 return call.outcome()
+            if call.ahead_of_clock():
+                await self._ledger.write(call.seen_now())
+                continue
             step = self._rules.next(call)
             if step is Next.LOOK_UP and self._look_up is not None:
                 if (answer := await self._look_up(call.provider_key)) is not None:

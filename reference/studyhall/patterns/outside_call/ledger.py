@@ -5,7 +5,8 @@
         └─ not made ──┘    └─────────► unclear: a human decides
 
 The rules are here and need no server, so that asynchronous and synchronous callers follow the same ones. Times are
-those of the ledger's clock: a worker whose own clock is wrong neither hurries nor waits too long.
+those of the ledger's clock: a worker whose own clock is wrong neither hurries nor waits too long. SQLite's clock is the
+machine's: after it was put back a wait begins again, after it was put forward a wait may be too short.
 """
 
 from __future__ import annotations
@@ -89,6 +90,13 @@ class Call:
     def claimed(self) -> Call:
         first = self.first if self.tries else self.now
         return self.to(State.IN_FLIGHT, tries=self.tries + 1, first=first, since=self.now)
+
+    def ahead_of_clock(self) -> bool:
+        return self.state is State.IN_FLIGHT and self.since > self.now + 1
+
+    def seen_now(self) -> Call:
+        """The clock was put back since the claim: wait from now, not until the clock is there again."""
+        return self.to(State.IN_FLIGHT, first=min(self.first, self.now), since=self.now)
 
     def not_made(self) -> Call:
         """As before its claim: this request reached nobody. An earlier one may have; the wait for it is over."""
