@@ -34,7 +34,7 @@ def main() -> None:
     left = [line for line in lines if "--hash=" not in line or line.strip(" \\").rpartition(":")[2] in wanted_hashes]
     text = "\n".join(left) + "\n"
     # A line for each package: no backslashes and no indentation.
-    text = re.sub(r" \\\n *", lambda found: " " if found[0].endswith(" ") else "\n", text)
+    text = re.sub(r" \\\n *", lambda match: " " if match[0].endswith(" ") else "\n", text)
     lock.write_text(text)
 
 

@@ -320,8 +320,8 @@ class Worker:
         try:
             # A batch answers 200 although some of it failed.
             answer = self._sqs.change_message_visibility_batch(QueueUrl=self._url(queue), Entries=entries)
-            for one in answer.get("Failed", ()):
-                log.warning("%s: a message is lost to another worker: %s", queue, one["Code"])
+            for failure in answer.get("Failed", ()):
+                log.warning("%s: a message is lost to another worker: %s", queue, failure["Code"])
         except Exception as error:
             log.warning("heartbeat of %s: %s", queue, describe(error, 200))
 
@@ -360,10 +360,10 @@ class Worker:
                 batch = waiting[start : start + BATCH]
                 answer = self._send(target, [_entry(n, row, target in self._topics) for n, row in enumerate(batch)])
                 # A batch answers 200 although some of it failed: what did stays, and is sent again.
-                for one in answer.get("Failed", ()):
-                    log.warning("%s refused one: %s %s", target, one["Code"], one.get("Message", ""))
-                for one in answer.get("Successful", ()):
-                    key, _, _, _, at = batch[int(one["Id"])]
+                for failure in answer.get("Failed", ()):
+                    log.warning("%s refused a message: %s %s", target, failure["Code"], failure.get("Message", ""))
+                for sent in answer.get("Successful", ()):
+                    key, _, _, _, at = batch[int(sent["Id"])]
                     execute(db, _SENT, target, key, at)
         return len(rows)
 

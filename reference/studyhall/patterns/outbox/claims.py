@@ -82,14 +82,14 @@ class Search:
         # Before the search: what is committed during it must not count as passed over.
         newest = await _newest(store, destination) if everything and self._slow else 0
         after = 0 if everything else self._after
-        found = await claim(store, *args, destination=destination, after=after, **options)
-        if found or everything:
-            self._after = found[0].position - 1 if found else newest
+        claimed = await claim(store, *args, destination=destination, after=after, **options)
+        if claimed or everything:
+            self._after = claimed[0].position - 1 if claimed else newest
         if everything:
             took = time.monotonic() - begun
             self._slow = took > QUICK_SEARCH
             self._all_again_at = begun + took + min(took / SEARCH_SHARE, LONGEST_SEARCH_PAUSE) * self._slow
-        return found
+        return claimed
 
 
 async def claim(
@@ -114,10 +114,10 @@ async def claim(
         wanted["after"] = after
     if is_postgres(store):  # a transaction by itself: no round trips for BEGIN and COMMIT
         async with store.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-            found = (await connection.execute(statement, wanted)).all()
+            rows = (await connection.execute(statement, wanted)).all()
     else:
-        found = await in_one_hop(store, lambda tx: tx.execute(statement, wanted).all(), write=True)
-    return sorted((Claimed(*row) for row in found), key=lambda row: row.position)
+        rows = await in_one_hop(store, lambda tx: tx.execute(statement, wanted).all(), write=True)
+    return sorted((Claimed(*row) for row in rows), key=lambda row: row.position)
 
 
 async def settle(

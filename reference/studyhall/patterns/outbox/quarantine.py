@@ -47,8 +47,8 @@ async def lag(store: AsyncEngine, *, destination: str = BUS) -> Lag:
     age = clock(is_postgres(store)) - func.min(outbox.c.created_at).filter(~given_up)
     counts = (func.count().filter(~given_up), age, func.count().filter(given_up))
     async with read(store) as connection:
-        found = await connection.execute(select(*counts).where(unpublished, outbox.c.destination == destination))
-        waiting, oldest, given = found.one()
+        result = await connection.execute(select(*counts).where(unpublished, outbox.c.destination == destination))
+        waiting, oldest, given = result.one()
     return Lag(waiting, max(oldest or 0.0, 0.0), given)
 
 
@@ -70,8 +70,8 @@ async def quarantined(store: AsyncEngine, *, destination: str = BUS, limit: int 
     columns = (row.position, row.event_id, row.subject, row.type, row.attempts, row.reason, behind)
     wanted = select(*columns).where(*_quarantined, row.destination == destination)
     async with read(store) as connection:
-        found = await connection.execute(wanted.order_by(row.position).limit(limit))
-        return [QuarantinedRow(*columns) for columns in found.all()]
+        result = await connection.execute(wanted.order_by(row.position).limit(limit))
+        return [QuarantinedRow(*columns) for columns in result.all()]
 
 
 async def requeue(store: AsyncEngine, event_ids: Sequence[str], *, destination: str = BUS) -> int:

@@ -56,8 +56,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _connect(url: str) -> Any:
-    if found := re.match(r"sqlite(?:\+\w+)?:///([^?]+)", url):
-        return sqlite3.connect(f"file:{quote(found[1])}?mode=rw", uri=True, timeout=30)
+    if file := re.match(r"sqlite(?:\+\w+)?:///([^?]+)", url):
+        return sqlite3.connect(f"file:{quote(file[1])}?mode=rw", uri=True, timeout=30)
     import psycopg
 
     # As `open_store` takes it: with SQLAlchemy's name of the driver, and a word about the pooler.

@@ -97,21 +97,21 @@ class Course:
             row = draft.saga.steps[action.row.position]
             draft.set(row, crashes=(row.crashes or 0) + 1)
 
-    def found(self, draft: Draft, action: Action, found: Result) -> Action | None:
+    def found(self, draft: Draft, action: Action, effect: Result) -> Action | None:
         """`resolve` was asked what came of an earlier request."""
         step, row = action.step, action.row
         assert isinstance(step, SagaStep)
         if draft.saga.backward:
-            if found is not None:
-                draft.set(row, result=_plain(found))
+            if effect is not None:
+                draft.set(row, result=_plain(effect))
             elif step.longest:  # nothing is there, and nothing can come any more
                 draft.set(row, state="undone", since=None)
                 draft.tell("nothing to undo", row, "it was looked up")
             else:
                 return self._send(draft, step, row)
             return self.next(draft)
-        if found is not None:
-            return self.done(draft, action, found, "found done")
+        if effect is not None:
+            return self.done(draft, action, effect, "found done")
         return self._repeat(draft, step, row, _rules(step).after_look_up(_call(step, row, row.sent_at)))
 
     def done(

@@ -1,4 +1,4 @@
-"""The human-repair desk of the sagas: look at what got stuck, then say how it goes on.
+"""Repair of sagas by a human: look at what got stuck, then say how it goes on.
 
 Promise: a repair takes the saga away from whoever drives it (new fence number), but not in the middle of a step:
 while a living runner has one started, `StepRunning` says so and until when. It is recorded with the person's name

@@ -132,9 +132,9 @@ class SagaRunner:
 
     async def resume_due(self, limit: int = 10) -> int:
         """Drive the sagas that are due: new ones, retries, those of dead processes. Returns how many."""
-        found = await self._claim(limit)
-        await asyncio.gather(*(self._drive(held) for held in found))
-        return len(found)
+        claimed = await self._claim(limit)
+        await asyncio.gather(*(self._drive(held) for held in claimed))
+        return len(claimed)
 
     async def run_forever(self, *, poll: float = 0.5, limit: int = 32) -> None:
         """Drive up to `limit` sagas side by side until `stop()` or cancellation; errors are waited out."""
@@ -149,12 +149,12 @@ class SagaRunner:
         async def start_due() -> bool:
             nonlocal failures
             # Only what can run at once: a claimed saga that waits here would lose its lease.
-            found = await self._claim(limit - len(driving)) if len(driving) < limit else []
-            for held in found:
+            claimed = await self._claim(limit - len(driving)) if len(driving) < limit else []
+            for held in claimed:
                 driving.add(task := asyncio.create_task(self._drive(held)))
                 task.add_done_callback(ended)
             failures = 0
-            return bool(found) and len(driving) < limit
+            return bool(claimed) and len(driving) < limit
 
         def store_failed(error: BaseException) -> float:
             nonlocal failures

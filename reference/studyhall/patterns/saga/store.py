@@ -376,12 +376,12 @@ async def claim(
             return []
         until = {"owner": owner, "due_at": now + seconds}
         tx.execute(_TAKE, {"_ids": [row["id"] for row in rows], **until})
-        found = _with_steps(tx, [SagaRow(**{**row, **until, "fence": row["fence"] + 1, "steps": ()}) for row in rows])
+        claimed = _with_steps(tx, [SagaRow(**{**row, **until, "fence": row["fence"] + 1, "steps": ()}) for row in rows])
         before = {row["id"]: row["owner"] for row in rows if row["owner"] is not None}
         if before:
             told = [note(ident, owner, "taken over", None, f"lease of {who} ended") for ident, who in before.items()]
             _send(tx, _NOTE, told)
-        return [ClaimedSaga(saga, saga.id in before) for saga in found]
+        return [ClaimedSaga(saga, saga.id in before) for saga in claimed]
 
     # An idle loop must not take SQLite's one write lock each time it looks.
     if not is_postgres(store) and not await in_one_hop(store, look, write=False):
@@ -405,11 +405,11 @@ async def load(store: AsyncEngine, saga_id: str) -> SagaRow:
     return await in_one_hop(store, look, write=False)
 
 
-def _with_steps(tx: Connection, found: Sequence[SagaRow]) -> list[SagaRow]:
-    rows: dict[str, list[StepRow]] = {saga.id: [] for saga in found}
+def _with_steps(tx: Connection, bare: Sequence[SagaRow]) -> list[SagaRow]:
+    rows: dict[str, list[StepRow]] = {saga.id: [] for saga in bare}
     for ident, *row in tx.execute(_STEPS, {"_ids": list(rows)}):
         rows[ident].append(StepRow(*row))
-    return [replace(saga, steps=tuple(rows[saga.id])) for saga in found]
+    return [replace(saga, steps=tuple(rows[saga.id])) for saga in bare]
 
 
 _SAGA = select(sagas).where(sagas.c.id == bindparam("_id"))
