@@ -291,6 +291,7 @@ def test_workflow_is_valid_has_limits_and_few_rights(path):
                 assert step["with"]["persist-credentials"] is False, name
             # Text that others can write (branch names, titles) goes through the environment, not into a shell line.
             assert "${{" not in step.get("run", ""), name
+            subprocess.run(["bash", "-n"], input=step.get("run", ""), text=True, check=True)
     commands = " ".join(step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"])
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(re.findall(r"\bmake ([a-z-]+)", commands)) <= set(targets)
