@@ -1,6 +1,6 @@
 {@% set jobs = kind != 'event-driven' %@}
 {@% set scheduled = jobs and 'schedule' in patterns %@}
-"""For whoever operates the service: what waits, what failed, and what to do about it.
+"""For operators: what waits, what failed, and what to do about it.
 
 Every command prints a table, or JSON with --json; errors too. Times are in UTC.
 """
@@ -57,7 +57,7 @@ from .upkeep import RULES, clean_up, measured
 __all__ = ["main"]
 
 {@% if not jobs %@}
-OUTBOX = "outbox"  # what could not be published, beside what a group of consumers could not read
+OUTBOX = "outbox"  # what could not be published, beside what a group could not read
 MOST = 100_000
 {@% endif %@}
 Row = dict[str, Any]
@@ -137,10 +137,10 @@ def _parser() -> Parser:
     command(clock, "run", schedule_run, "one of them now, beside its ticks").add_argument("id")
 {@% endif %@}
 {@% else %@}
-    events = groups.add_parser("events", help="who is how far").add_subparsers(required=True)
+    events = groups.add_parser("events", help="how far each group is").add_subparsers(required=True)
     command(events, "list", events_list, "the outbox and every group of consumers")
     command(events, "quarantine", events_quarantine, "what could not be published or handled, and why")
-    one = command(events, "retry", events_retry, "these once more, after a fix: to this group alone")
+    one = command(events, "retry", events_retry, "these again, after a fix: to this group alone")
     one.add_argument("group", choices=[OUTBOX, *GROUPS])
     one.add_argument("id", nargs="*")
     one.add_argument("--all", action="store_true")
@@ -150,7 +150,7 @@ def _parser() -> Parser:
     one.add_argument("--before", type=_moment, metavar="TIME")
     one.add_argument("--event", action="append", metavar="ID")
     one.add_argument("--force", action="store_true", help="also what it had: repeats effects on purpose")
-    saga = groups.add_parser("saga", help="what each one is doing").add_subparsers(required=True)
+    saga = groups.add_parser("saga", help="what each saga is doing").add_subparsers(required=True)
     one = command(saga, "list", saga_list, "the newest change first")
     one.add_argument("--state", help="needs_repair: those that wait for a person")
     command(saga, "show", saga_show, "its steps and all that happened").add_argument("id")
@@ -166,7 +166,7 @@ def _parser() -> Parser:
     one.add_argument("--force", action="store_true", help="also in the middle of a call")
 {@% endif %@}
     command(groups, "health", health, "every signal and its limit; exit code 1 when one is over it")
-    command(groups, "purge", purge, "forget what is past its time, as KEPT_DAYS says")
+    command(groups, "purge", purge, "delete what is older than KEPT_DAYS")
     command(groups, "status", status, "how far a request is").add_argument("id")
     return parser
 
@@ -229,7 +229,7 @@ async def dlq_purge(app: App, options: argparse.Namespace) -> Answer:
 def _ask(question: str) -> None:
     """Go on only after a yes. A script says --yes: it has nobody to ask."""
     if not sys.stdin.isatty():
-        raise JobError("there is no terminal to ask at; to do it anyway: --yes")
+        raise JobError("there is no terminal to ask; to go on anyway: --yes")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     if input().strip().lower() not in ("y", "yes"):
         raise JobError("nothing was deleted")
@@ -336,7 +336,7 @@ def _moment(text: str) -> datetime:
 
 
 def _show(rows: list[Row]) -> None:
-    """What fits stands side by side, the rest below it; ids stay whole, to be copied."""
+    """Columns that fit stand side by side, the rest below; ids stay whole, to be copied."""
     if not rows:
         print("nothing")
         return
@@ -370,5 +370,5 @@ def _cell(name: str, value: Any) -> str:
         return ""
     if isinstance(value, float) and name.endswith("at"):
         return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M:%S}"
-    # What somebody else wrote must not move the cursor.
+    # Foreign text must not move the cursor.
     return clean_text(value if isinstance(value, str) else json.dumps(value, default=str))

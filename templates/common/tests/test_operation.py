@@ -1,5 +1,5 @@
 {@% set jobs = kind != 'event-driven' %@}
-"""The day after: alerts that leave the process, room that comes back, commands that show and mend."""
+"""Operation: alerts that leave the process, clean-up, commands that show and repair."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from .processes import Processes, until
 
 @pytest.fixture
 def received() -> Iterator[tuple[str, list[Any]]]:
-    """Somebody to be told: its address, and what it got."""
+    """A receiver of alerts: its address, and what it got."""
     got: list[Any] = []
 
     class Receiver(BaseHTTPRequestHandler):
@@ -124,7 +124,7 @@ def test_a_failed_job_is_told_shown_replayed_and_at_last_forgotten(
 ) -> None:
     address, told = received
     asyncio.run(forge(settings))
-    # Two of them, as in production: one incident is one alert all the same.
+    # Two of them, as in production: one incident is still one alert.
     for _ in range(2):
         processes.start(
             "-m",
@@ -147,7 +147,7 @@ def test_a_failed_job_is_told_shown_replayed_and_at_last_forgotten(
     assert len(operator("dlq", "replay", letter["id"])["replayed"]) == 1
     until(lambda: len(operator("dlq", "list")) == 1, "it fails again")
     assert {alert["signal"] for alert in told} == {"work.failure_rate"}
-    # A look between the replay and its failure ends the incident; the next one is told again.
+    # A check between the replay and its failure ends the incident; the next one alerts again.
     assert [alert["state"] for alert in told] == (["raised", "cleared"] * len(told))[: len(told)]
     asyncio.run(age(settings, dead_letters, "archived_at"))
     until(lambda: operator("dlq", "list") == [], "clean-up", 90)
@@ -192,7 +192,7 @@ class Refusing:
 
 
 async def give_up(settings: Settings) -> None:
-    """What waits in the outbox is refused by the broker."""
+    """The broker refuses what waits in the outbox."""
     store = open_store(settings.store_url)
     await Relay(store, Refusing()).run_once()
     await close(store)
