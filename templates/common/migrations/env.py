@@ -7,7 +7,7 @@ import asyncio
 from alembic import context
 from sqlalchemy import Connection
 
-# The modules that declare the tables.
+# These import every module that declares a table.
 from {@ package @} import api, commands, {@ 'relay' if kind == 'event-driven' else 'worker' @}  # noqa: F401
 from {@ package @}.patterns.core.open_store import close, open_store
 from {@ package @}.patterns.core.store import begin, metadata

@@ -113,11 +113,11 @@ def run(settings: Settings) -> None:
         [*itself, "{@ process @}", "--with-parent", str(os.getpid())],
         start_new_session=True,
     )
-    told = False
+    stopped = False
 
     def stop_it() -> None:
-        nonlocal told
-        told = True
+        nonlocal stopped
+        stopped = True
         beside.terminate()
 
     # Until uvicorn handles signals: without it, our end would leave the {@ process @} behind.
@@ -128,7 +128,7 @@ def run(settings: Settings) -> None:
     except KeyboardInterrupt:
         pass
     finally:
-        if not told:  # a second signal would mean: do not wait for running work
+        if not stopped:  # a second signal would mean: do not wait for running work
             stop_it()
         try:
             beside.wait(settings.grace_seconds + 10)

@@ -35,7 +35,7 @@ STATUS = {
 
 
 def caller(request: Request) -> str:
-    """Who owns the `Idempotency-Key`: return your login's user here, until then the credential or address."""
+    """Who owns the `Idempotency-Key`: put your login's user here; until then, the credential or address."""
     return request.headers.get("authorization") or (request.client.host if request.client else "")
 
 
@@ -57,8 +57,8 @@ def guard(api: FastAPI, settings: Settings, body: type[BaseModel]) -> None:
     async def known_error(_: Request, error: Exception) -> JSONResponse:
         status = next(code for kind, code in STATUS.items() if isinstance(error, kind))
         ours = not isinstance(error, InterfaceError | OperationalError)
-        told = str(error) if ours else "The database does not answer. Try again soon."
-        return JSONResponse({"detail": told}, status, {"Retry-After": "2"} if status == 503 else {})
+        detail = str(error) if ours else "The database does not answer. Try again soon."
+        return JSONResponse({"detail": detail}, status, {"Retry-After": "2"} if status == 503 else {})
 
     api.add_exception_handler(RequestValidationError, invalid)
     for kind in STATUS:

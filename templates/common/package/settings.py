@@ -145,5 +145,5 @@ def _injected(name: str, value: str) -> bool:
 def environment(file: Path = Path(".env")) -> dict[str, str]:
     """The environment, and the file for what it lacks."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    found = [match for line in lines if (match := LINE.match(line))]
-    return {match[1]: match[2] or match[3] or match[4] or "" for match in found} | dict(os.environ)
+    matches = [match for line in lines if (match := LINE.match(line))]
+    return {match[1]: match[2] or match[3] or match[4] or "" for match in matches} | dict(os.environ)

@@ -124,14 +124,14 @@ async def measured(app: App) -> tuple[list[Sample], dict[str, float]]:
     try:
         async with app.producer.bounded():
             letters = dead_letter.counts(app.store)
-            found = await health.measure(app.producer.redis, app.jobs.queues, dead_letters=letters)
+            report = await health.measure(app.producer.redis, app.jobs.queues, dead_letters=letters)
     except QueueUnavailable:
         return [("redis_up", {}, 0)], {"redis.down": 1.0}
-    return [("redis_up", {}, 1), *queue_samples(found)], {"redis.down": 0.0, **found.signals()}
+    return [("redis_up", {}, 1), *queue_samples(report)], {"redis.down": 0.0, **report.signals()}
 {@% else %@}
     lag = await outbox.lag(app.store)
     stuck = len(await sagas.list_sagas(app.store, state="needs_repair", limit=1_000))
-    found: list[Sample] = [
+    samples: list[Sample] = [
         ("outbox_waiting", {}, lag.waiting),
         ("outbox_oldest_seconds", {}, lag.oldest),
         ("outbox_quarantined", {}, lag.quarantined),
@@ -146,11 +146,11 @@ async def measured(app: App) -> tuple[list[Sample], dict[str, float]]:
         async with asyncio.timeout(2):
             memory = await health.memory_used(app.redis)
     except (RedisError, TimeoutError):
-        return [("redis_up", {}, 0), *found], {"redis.down": 1.0, **signals}
+        return [("redis_up", {}, 0), *samples], {"redis.down": 1.0, **signals}
     if memory is not None:
         signals["redis.memory"] = memory
-        found.append(("redis_memory_ratio", {}, memory))
-    return [("redis_up", {}, 1), *found], {"redis.down": 0.0, **signals}
+        samples.append(("redis_memory_ratio", {}, memory))
+    return [("redis_up", {}, 1), *samples], {"redis.down": 0.0, **signals}
 {@% endif %@}
 
 
