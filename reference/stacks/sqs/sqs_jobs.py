@@ -11,7 +11,7 @@
 
 Promise: what `enqueue` wrote is sent when its transaction commits, and never when it does not. What a handler returns
 takes effect once per queue and key (`sync_inbox`), however often SQS delivers. A message is invisible while a worker
-has it, at most `longest` seconds, and visible again `visibility` seconds after that died. The class of the error
+has it, at most `longest` seconds, and visible again `visibility` seconds after the worker died. The error's class
 decides: `RateLimited` and `Snooze` wait and consume no attempt, `Permanent` and the last attempt make a dead
 letter, and so do `CRASHES` starts without an end. Messages of a FIFO group run in order: none overtakes a waiting one.
 

@@ -85,7 +85,7 @@ class Course:
         """Puts the next step's intent into the draft, or the end, or the wait. None: nothing to do now."""
         steps, rows = self.sagas[draft.saga.name].steps, draft.saga.steps
         if [step.name for step in steps] != [row.name for row in rows]:
-            return _needs_repair(draft, "its steps are not the definition's: rename a changed saga")
+            return _needs_repair(draft, "its steps differ from the definition: rename a changed saga")
         if draft.saga.cancel is not None and not draft.saga.backward:
             _turn_back(draft, draft.saga.cancel)
         return self._backward(draft, steps) if draft.saga.backward else self._forward(draft, steps)
@@ -191,7 +191,7 @@ class Course:
 
     def _begin(self, draft: Draft, step: AnyStep, row: StepRow) -> Action | None:
         if (row.crashes or 0) >= step.crashes:
-            return self._give_up(draft, row, f"its process died {row.crashes} times in it")
+            return self._give_up(draft, row, f"its process died {row.crashes} times")
         if not isinstance(step, SagaStep):
             if draft.dirty:
                 draft.change_saga(due_at=time.time() + self.lease())
@@ -213,7 +213,7 @@ class Course:
             # Without keys, repeating an undo must be harmless.
             rules = replace(_rules(step), looks_up=not step.key_life)
             if rules.next(_call(step, row, row.undo_sent_at)) is Next.SET_ASIDE:
-                return self._give_up(draft, row, "it may have been made, and its key is forgotten by now")
+                return self._give_up(draft, row, "it may have been made, and its key is forgotten")
         return self._send(draft, step, row)
 
     def _repeat(self, draft: Draft, step: SagaStep, row: StepRow, then: Next) -> Action | None:
@@ -221,7 +221,7 @@ class Course:
             return self._look_up(draft, step, row)
         if then is Next.SEND:
             return self._send(draft, step, row)
-        why = "nobody knows whether it was made, and its key is forgotten by now: look there, then mark it or retry"
+        why = "nobody knows whether it was made, and its key is forgotten: look there, then mark it or retry"
         return _needs_repair(draft, f"{row.name}: {why}", row)
 
     def _look_up(self, draft: Draft, step: SagaStep, row: StepRow) -> Action:

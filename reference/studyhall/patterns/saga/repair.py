@@ -32,7 +32,7 @@ FROM_NOW_ON = {"since": None, "retry_at": None, "crashes": None}
 
 
 class TooLate(Permanent):
-    """A step that cannot be taken back was begun: the saga goes on."""
+    """A step that cannot be taken back has begun: the saga goes on."""
 
 
 class CannotRepair(Permanent):
