@@ -26,7 +26,7 @@ COMMANDS = {
         "cli_documents:submit_command",
         "Upload documents (PDF, DOCX, Markdown, text) and start their flow of jobs.",
     ),
-    "status": ("cli_documents:status_command", "Documents and how far they are."),
+    "status": ("cli_documents:status_command", "Documents and their progress."),
     "cancel": (
         "cli_cancel:cancel_command",
         "Stop a document's work, or a job and its flow: waiting, delayed or running. It does not come back.",
@@ -54,7 +54,7 @@ COMMANDS = {
     ),
     "cleanup": (
         "cli_maintenance:cleanup_command",
-        "Throw away what is past its retention: markers, dead letters, checkpoints, files of deleted documents.",
+        "Delete what is past its retention: markers, dead letters, checkpoints, files of deleted documents.",
     ),
     "chat": ("cli_chat:app", "The chat command /ask."),
 }
@@ -62,7 +62,7 @@ HIDDEN = {"relay": ("cli_event_worker:relay_command", "The old name of event-wor
 
 
 class _OnDemand(TyperGroup):
-    """Lists its commands by name and help alone, and imports the one that is called."""
+    """Lists commands by name and help alone, and imports the one that is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
@@ -85,7 +85,7 @@ def _say_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-Version = Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show it and exit.")]
+Version = Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print and exit.")]
 
 
 @app.callback()
@@ -98,7 +98,7 @@ for _name, (_, _about) in (COMMANDS | HIDDEN).items():
 
 
 def command(name: str) -> Any:
-    """The real one, imported now."""
+    """The real command, imported now."""
     module, _, attribute = (COMMANDS | HIDDEN)[name][0].partition(":")
     loaded = getattr(import_module(f".{module}", __package__), attribute)
     if isinstance(loaded, typer.Typer):
@@ -110,7 +110,7 @@ def command(name: str) -> Any:
 
 def main() -> None:
     try:
-        if "--json" in sys.argv:  # then wrong words on the command line are JSON too
+        if "--json" in sys.argv:  # then usage errors are JSON too
             sys.exit(app(standalone_mode=False) or 0)
         app()
     except KeyboardInterrupt:

@@ -18,7 +18,7 @@ def api_command(
     host: Annotated[
         str, typer.Option(help="Address to listen on. Beyond loopback, set the admin token and a proxy.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one, printed.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port, printed.")] = 8000,
     data_dir: DataDir = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -37,7 +37,7 @@ def api_command(
     if not _loopback(host):
         err.print(
             f"listening on {host}: whoever can reach it can use StudyHall as anybody, because X-User is believed. "
-            "Put a proxy before it that signs people in and sets X-User",
+            "Put a proxy in front that signs people in and sets X-User",
             highlight=False,
             soft_wrap=True,
         )
@@ -62,7 +62,7 @@ def api_command(
 
 
 def _check_free(host: str, port: int) -> None:
-    """Said in one line and before anything is started; uvicorn says it after the whole app is up."""
+    """Fails in one line before anything starts; uvicorn fails after the whole app is up."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         socket.create_server((host, port), family=family).close()

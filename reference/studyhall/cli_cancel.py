@@ -41,12 +41,12 @@ def cancel_command(
             "Nothing to cancel.",
         )
     if all(cancelled.state == "too-late" for cancelled in done):
-        raise fail("too late: all of it was done already")
+        raise fail("too late: everything is done already")
 
 
 def remind_command(
     document: Annotated[str, typer.Argument(help="Id of a document.")],
-    days: Annotated[float, typer.Option(help="So many days from now.")] = 3.0,
+    days: Annotated[float, typer.Option(help="Days from now.")] = 3.0,
     off: Annotated[bool, typer.Option("--off", help="No reminder after all.")] = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,

@@ -1,4 +1,4 @@
-"""`studyhall chat register`: tell the chat platform that there is a command `/ask`. Once per application."""
+"""`studyhall chat register`: declare the command `/ask` on the chat platform. Once per application."""
 
 import os
 import time
@@ -28,7 +28,7 @@ COMMANDS = [
 def register_command(
     application: Annotated[str, typer.Argument(help="Id of the application on the platform.")], data_dir: DataDir = None
 ) -> None:
-    """Declare /ask; saying it again changes nothing. The bot's token comes from CHAT_BOT_TOKEN."""
+    """Declare /ask; repeating it changes nothing. The bot's token comes from CHAT_BOT_TOKEN."""
     token = os.environ.get(BOT_TOKEN, "")
     if not token:
         raise SettingsError(f"put the bot's token into {BOT_TOKEN}; an option would end up in the shell's history")

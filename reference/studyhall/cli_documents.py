@@ -1,4 +1,4 @@
-"""`studyhall submit` and `studyhall status`: documents in, and how far they are."""
+"""`studyhall submit` and `studyhall status`: documents and their progress."""
 
 import asyncio
 import math
@@ -19,7 +19,7 @@ from .terminal import AsJson, DataDir, ago, err, fail, out, run, settings_for, s
 def submit_command(
     files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, readable=True)],
     owner: Annotated[str, typer.Option(help="Whose document it is.")] = "you",
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until every document is through.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until every document is done.")] = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -67,7 +67,7 @@ async def _somebody_works(studyhall: App) -> bool:
 
 
 def _ended(stages: list[StageState]) -> bool:
-    """All through, or one stopped: what waits for that one goes on only when it is replayed."""
+    """All done, or one stopped: what waits for that one goes on only after a replay."""
     states = {stage.state for stage in stages}
     return states == {"completed"} or bool(states & {"failed", "cancelled", "gone"})
 
@@ -88,7 +88,7 @@ def status_command(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Documents and how far they are."""
+    """Documents and their progress."""
 
     async def go() -> list[dict[str, Any]]:
         async with open_app(settings_for(data_dir)) as studyhall:

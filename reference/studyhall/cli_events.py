@@ -1,4 +1,4 @@
-"""`studyhall events`: how far each consumer is, what it could not read, and the past once more for one of them."""
+"""`studyhall events`: how far each consumer is, what it could not read, and replay to one of them."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,7 +25,7 @@ app = typer.Typer(
     help="Consumers of events: how far behind, what they could not read, and replay to one of them.",
 )
 
-ALL = 100_000  # entries looked at where every one is meant
+ALL = 100_000  # the limit where every entry is meant
 Group = Annotated[str, typer.Option(help=f"One of {', '.join(GROUPS)}.")]
 
 
@@ -91,7 +91,7 @@ def quarantine(
 def retry(
     group: Group,
     ids: Annotated[list[str] | None, typer.Argument(help="Ids from `studyhall events quarantine`.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of this consumer.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All events of this consumer.")] = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -124,7 +124,7 @@ def replay(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give one consumer past events again, from the outbox: what it had is skipped, no other notices."""
+    """Replay past events from the outbox to one consumer; what it had is skipped, no other notices."""
     _known(group)
     if since is None and before is None and not event:
         raise fail("say which: --since, --before or --event", 2)
@@ -151,7 +151,7 @@ def _local(when: datetime | None) -> datetime | None:
 
 
 def _told(group: str, entry: Quarantined) -> dict[str, Any]:
-    event = entry.event  # None: what was on the wire is no event at all
+    event = entry.event  # None: what was on the wire is not an event
     return {
         "group": group,
         "id": entry.id,

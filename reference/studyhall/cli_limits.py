@@ -1,4 +1,4 @@
-"""`studyhall limits`: how full the queues are, whether the AI provider is left alone, what waits in the database."""
+"""`studyhall limits`: how full the queues are, the AI provider's breaker, what waits in the database."""
 
 from dataclasses import asdict
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""`studyhall health` and `studyhall cleanup`: how the queues are, and room for what comes."""
+"""`studyhall health` and `studyhall cleanup`: numbers of the queues, and deletion of old data."""
 
 from dataclasses import asdict
 from typing import Any
@@ -66,7 +66,7 @@ def _print(report: dict[str, Any]) -> None:
 
 
 def cleanup_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Throw away what is past its retention: markers, dead letters, checkpoints, files of deleted documents."""
+    """Delete what is past its retention: markers, dead letters, checkpoints, files of deleted documents."""
 
     async def go() -> dict[str, int]:
         async with open_app(settings_for(data_dir)) as studyhall:

@@ -159,7 +159,7 @@ def show(order_id: str, data_dir: DataDir = None, as_json: AsJson = False) -> No
 
 @outbox.command()
 def status(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """How far the event worker is behind."""
+    """How far behind the event worker is."""
 
     async def work() -> outbox_upkeep.Lag:
         async with opened(data_dir) as store:
@@ -209,7 +209,7 @@ def discard(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give quarantined events up, so that what waits behind them goes on."""
+    """Give up quarantined events, so that those behind them go on."""
     _released(events, data_dir, as_json, discard=why)
 
 

@@ -1,4 +1,4 @@
-"""`studyhall saga`: what every saga is doing, and a human's hand for the ones that got stuck."""
+"""`studyhall saga`: what every saga is doing, and repair by hand of those that got stuck."""
 
 import getpass
 import json

@@ -19,7 +19,7 @@ def _moment(millis: int | None) -> str | None:
 
 @app.command("list")
 def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Every schedule, when it runs next, and what became of its ticks. A worker puts them to work."""
+    """Every schedule, when it runs next, and what became of its ticks. A worker applies them."""
 
     async def go() -> list[dict[str, Any]]:
         async with open_app(settings_for(data_dir)) as studyhall:
@@ -72,7 +72,7 @@ def run_(
     async def go() -> str:
         async with open_app(settings_for(data_dir)) as studyhall:
             task = schedules(studyhall.jobs, studyhall.settings, studyhall.signer)[schedule]
-            # Not a long number: one in ten of those is redacted in logs, because it could be that of a card.
+            # Not a long number: one in ten of those is redacted in logs, because it could be a card's.
             key = f"{task.id}-by-hand-{datetime.now(UTC):%Y%m%dT%H%M%S-%f}"
             return (await studyhall.producer.enqueue(JobRequest(task.job, task.payload, key=key))).id
 

@@ -45,7 +45,7 @@ def settings_for(data_dir: Path | None, *, quiet: bool = True, **options: object
 def ask(question: str) -> None:
     """Go on only after a yes. A script says --yes: it has nobody to ask."""
     if not sys.stdin.isatty():
-        raise fail("there is no terminal to ask at; to do it anyway: --yes", 2)
+        raise fail("there is no terminal to ask; to go on anyway: --yes", 2)
     typer.confirm(question, abort=True, err=True)
 
 
@@ -99,13 +99,13 @@ def _say(text: str) -> None:
 
 
 def _folded(text: str, first: str, rest: str) -> str:
-    """Into the width of the terminal, with no word broken."""
+    """Wrapped to the terminal's width, with no word broken."""
     fold = TextWrapper(out.width, first, rest, break_long_words=False, break_on_hyphens=False)
     return escape(fold.fill(text) or first)
 
 
 def _shown(value: object) -> str:
-    """For a terminal: no markup of ours, no control characters of somebody else's."""
+    """For a terminal: no markup, no control characters."""
     return escape(clean_text(str(value), limit=100_000))
 
 

@@ -20,7 +20,7 @@ from studyhall.patterns.outside_call.dbapi import DbApiLedger
 from studyhall.patterns.outside_call.ledger import check_status
 from studyhall.patterns.outside_call.sync import SyncOutsideCalls
 
-LONGEST = float(os.environ.get("LONGEST", "60"))  # seconds of the longest job
+LONGEST = float(os.environ.get("LONGEST", "60"))  # seconds the longest job takes
 VISIBILITY = int(os.environ.get("VISIBILITY", "30"))  # seconds until the job of a dead worker shows again
 NIGHT = float(os.environ.get("NIGHT", "86400"))  # seconds from one manifest to the next
 TIMEOUT = LONGEST / 2
@@ -78,7 +78,7 @@ def tick() -> None:
     slot = int(time.time() // NIGHT)
     with closing(connect()) as db, transaction(db):
         last = db.execute("SELECT max(slot) FROM slots").fetchone()[0]
-        # Slots that no worker lived to see are made up for, a week at most.
+        # Slots missed while no worker ran are made up for, at most a week.
         for missed in range(max(slot if last is None else last + 1, slot - 6), slot + 1):
             db.execute("INSERT INTO slots (slot) VALUES (?) ON CONFLICT DO NOTHING", (missed,))
             enqueue(db, "manifests", f"manifest/{missed}", slot=missed)

@@ -10,13 +10,13 @@
     Worker(connect, {"labels": buy_label}, longest=60).run()             # until SIGTERM
 
 Promise: what `enqueue` wrote is sent when its transaction commits, and never when it does not. What a handler returns
-takes effect once per queue and key (`sync_inbox`), however often SQS delivers. A message is invisible as long as it is
-worked on, `longest` seconds at most, and visible again `visibility` seconds after its worker died. The class of the
-error decides: `RateLimited` and `Snooze` wait and consume no attempt, `Permanent` and the last attempt make a dead
-letter, and so do `CRASHES` starts without an end. Messages of a FIFO group run in order: none passes one that waits.
+takes effect once per queue and key (`sync_inbox`), however often SQS delivers. A message is invisible while a worker
+has it, at most `longest` seconds, and visible again `visibility` seconds after the worker died. The error's class
+decides: `RateLimited` and `Snooze` wait and consume no attempt, `Permanent` and the last attempt make a dead
+letter, and so do `CRASHES` starts without an end. Messages of a FIFO group run in order: none overtakes a waiting one.
 
-When it does not hold: effects outside the database without `outside_call`, and messages sent past the outbox without
-`{"key": …, "payload": {…}}`: they become dead letters.
+When it does not hold: effects outside the database without `outside_call`, and messages sent around the outbox without
+`{"key": …, "payload": {…}}`, which become dead letters.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ _CREATE = (
     "ordered TEXT, reason TEXT NOT NULL, at DOUBLE PRECISION NOT NULL, PRIMARY KEY (queue, key))",
 )
 _ADD = "INSERT INTO sqs_outbox (key, target, body, ordered, at, due) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
-# Of an ordered group only the first: several relays would send the second before it.
+# Only the first of an ordered group: with several relays the second could overtake it.
 _CLAIM = (
     "UPDATE sqs_outbox SET due = ? WHERE (target, key) IN (SELECT target, key FROM sqs_outbox AS mine WHERE due <= ? "
     "AND NOT EXISTS (SELECT 1 FROM sqs_outbox AS other WHERE other.target = mine.target AND "
@@ -86,12 +86,12 @@ def create(db: Any) -> None:
 
 
 def enqueue(db: Any, target: str, key: str, *, group: str | None = None, **payload: Any) -> None:
-    """In the caller's transaction. `target`: a queue or a topic; one whose name ends in .fifo needs a `group`."""
+    """In the caller's transaction. `target`: a queue or a topic; a name ending in .fifo needs a `group`."""
     body = json.dumps({"key": key, "payload": payload})
     if len(body.encode()) > LARGEST:
-        raise Permanent(f"{key!r} has more than {LARGEST} bytes: store it, and send where it is")
+        raise Permanent(f"{key!r} has more than {LARGEST} bytes: store it, and send a reference")
     if target.endswith(".fifo") and group is None:
-        raise Permanent(f"{target} is ordered by group: say of which group {key!r} is")
+        raise Permanent(f"{target} is ordered by group: name the group of {key!r}")
     execute(db, _ADD, key, target, body, group, time.time(), time.time())
 
 
@@ -101,11 +101,11 @@ def dead_letters(db: Any, limit: int = 100) -> list[tuple[str, str, str]]:
 
 
 def redrive(db: Any, queue: str, key: str) -> None:
-    """With all its attempts. An outside call that was refused is resolved first: `calls.resolve(key, again=True)`."""
+    """With all its attempts. First resolve an outside call that was refused: `calls.resolve(key, again=True)`."""
     with transaction(db):
         row = execute(db, _UNBURY, queue, key).fetchone()
         if row is None:
-            raise Permanent(f"{key!r} is no dead letter of {queue}: see dead_letters()")
+            raise Permanent(f"{key!r} is not a dead letter of {queue}: see dead_letters()")
         execute(db, _ADD, key, queue, *row, time.time(), time.time())
 
 
@@ -135,7 +135,7 @@ def declare(queues: Iterable[str], topics: Mapping[str, Sequence[str]], visibili
         for name in subscribers:
             raw = {"RawMessageDelivery": "true"}
             sns.subscribe(TopicArn=arn, Protocol="sqs", Endpoint=arns[name], Attributes=raw)
-            # Without it SNS drops every copy, and says so to nobody.
+            # Without it SNS silently drops every copy.
             allow = {
                 **{"Effect": "Allow", "Principal": {"Service": "sns.amazonaws.com"}, "Action": "sqs:SendMessage"},
                 **{"Resource": arns[name], "Condition": {"ArnEquals": {"aws:SourceArn": arn}}},
@@ -183,7 +183,7 @@ class Worker:
         log.info("ready")
         with ThreadPoolExecutor(len(self._handlers)) as pool:
             polling = [pool.submit(self._poll, queue) for queue in self._handlers]
-            # One that ends by an error ends the worker: the others would hide that a queue is not read any more.
+            # A failing poll ends the worker: the others would hide that a queue is no longer read.
             wait(polling, return_when=FIRST_EXCEPTION)
             self._over.set()
         # The heartbeat goes on until the last handler has ended.
@@ -242,7 +242,7 @@ class Worker:
             return []
 
     def _in_order(self, queue: str, messages: list[Any]) -> None:
-        """Messages of one group: after one that is to come again, the others must wait for it."""
+        """Messages of one group: when one has to come again, the others wait for it."""
         delay: float | None = None
         for message in messages:
             receipt = message["ReceiptHandle"]
@@ -257,11 +257,11 @@ class Worker:
                     self._sqs.delete_message(QueueUrl=self._url(queue), ReceiptHandle=receipt)
                 else:
                     self._show_again(queue, receipt, delay)
-            except Exception as error:  # SQS is away: it comes back, and the inbox knows it
+            except Exception as error:  # SQS is away: the message comes back, and the inbox knows it
                 log.warning("%s: %s", queue, describe(error, 200))
 
     def _handle(self, queue: str, message_id: str, body: str, group: str | None) -> float | None:
-        """None: it has ended, well or as a dead letter. Otherwise in how many seconds it is to come again."""
+        """None: it ended, well or as a dead letter. Otherwise the seconds until it comes again."""
         try:
             with closing(self._connect()) as db:
                 try:
@@ -270,7 +270,7 @@ class Worker:
                 except (ValueError, TypeError, KeyError) as error:
                     _bury(db, queue, message_id, body, group, f"not a message of ours: {type(error).__name__}")
                     return None
-                # A copy of it: sent again by a relay that died, or delivered again.
+                # A copy: sent again by a relay that died, or delivered again.
                 if execute(db, _IS_DEAD, queue, key).fetchone():
                     return None
                 starts, failures, first = execute(db, _START, queue, key, time.time()).fetchone()
@@ -318,7 +318,7 @@ class Worker:
             for n, receipt in enumerate(receipts)
         ]
         try:
-            # A batch answers 200 although some of it failed.
+            # A batch answers 200 even if some of it failed.
             answer = self._sqs.change_message_visibility_batch(QueueUrl=self._url(queue), Entries=entries)
             for failure in answer.get("Failed", ()):
                 log.warning("%s: a message is lost to another worker: %s", queue, failure["Code"])
@@ -349,7 +349,7 @@ class Worker:
                 self._idle.wait(1)
 
     def relay(self, db: Any) -> int:
-        """Send what is due; how many were sent. What a crash leaves unsure is sent again after a few seconds."""
+        """Send what is due; returns how many. What a crash leaves in doubt is sent again after a few seconds."""
         now, targets = time.time(), defaultdict[str, list[Any]](list)
         claim = _CLAIM.replace("FOR UPDATE SKIP LOCKED", "") if is_sqlite(db) else _CLAIM
         rows = execute(db, claim, now + CLAIM, now).fetchall()
@@ -359,7 +359,7 @@ class Worker:
             for start in range(0, len(waiting), BATCH):
                 batch = waiting[start : start + BATCH]
                 answer = self._send(target, [_entry(n, row, target in self._topics) for n, row in enumerate(batch)])
-                # A batch answers 200 although some of it failed: what did stays, and is sent again.
+                # A batch answers 200 even if some of it failed: that stays, and is sent again.
                 for failure in answer.get("Failed", ()):
                     log.warning("%s refused a message: %s %s", target, failure["Code"], failure.get("Message", ""))
                 for sent in answer.get("Successful", ()):
@@ -370,14 +370,14 @@ class Worker:
     def _send(self, target: str, entries: list[dict[str, Any]]) -> Any:
         if target in self._topics:
             if target not in self._arns:
-                # Creating one that is there gives its address.
+                # Creating an existing one returns its address.
                 fifo = {"FifoTopic": "true"} if target.endswith(".fifo") else {}
                 self._arns[target] = self._sns.create_topic(Name=target, Attributes=fifo)["TopicArn"]
             return self._sns.publish_batch(TopicArn=self._arns[target], PublishBatchRequestEntries=entries)
         return self._sqs.send_message_batch(QueueUrl=self._url(target), Entries=entries)
 
     def collect(self, db: Any) -> None:
-        """What SQS itself put aside: a dead-letter queue forgets after 14 days, tells no reason and alerts nobody."""
+        """What SQS itself set aside: its dead-letter queue forgets after 14 days, gives no reason, alerts nobody."""
         for queue in self._handlers:
             url = self._url(_dead(queue))
             names = ["MessageGroupId", "ApproximateReceiveCount"]
@@ -400,7 +400,7 @@ class Worker:
 
 
 def _decide(error: Exception, failures: int, first: float) -> tuple[float | None, int]:
-    """In how many seconds again (None: never), and how many attempts that makes."""
+    """Seconds until the next try (None: never), and the attempts consumed."""
     if isinstance(error, RateLimited | ResourceBusy | Snooze) and time.time() - first < DAY:
         return (error.delay if isinstance(error, Snooze) else error.retry_after), failures
     if isinstance(error, Permanent) or failures + 1 >= ATTEMPTS:

@@ -1,4 +1,4 @@
-"""How Alembic finds the tables of this service and its database: that of the settings, as for the service itself."""
+"""How Alembic finds the tables of this service and its database: from the settings, like the service."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 from alembic import context
 from sqlalchemy import Connection
 
-# What the processes import is what declares their tables.
+# These import every module that declares a table.
 from {@ package @} import api, commands, {@ 'relay' if kind == 'event-driven' else 'worker' @}  # noqa: F401
 from {@ package @}.patterns.core.open_store import close, open_store
 from {@ package @}.patterns.core.store import begin, metadata
@@ -15,7 +15,7 @@ from {@ package @}.settings import environment, load
 
 
 def migrate(connection: Connection) -> None:
-    # SQLite changes a column by making the table again: batch.
+    # Batch: SQLite changes a column by recreating the table.
     context.configure(connection=connection, target_metadata=metadata, render_as_batch=True)
     context.run_migrations()
 

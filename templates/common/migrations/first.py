@@ -46,4 +46,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    raise RuntimeError("before the first revision there is nothing: drop the database")
+    raise RuntimeError("nothing comes before the first revision: drop the database")

@@ -2,7 +2,7 @@
 {@% set operator = (['events', 'saga'] if kind == 'event-driven' else ['dlq'] + (['schedule'] if 'schedule' in patterns else [])) + ['health', 'purge', 'status'] %@}
 """python -m {@ package @} run | api | {@ process @}
 
-And for whoever operates it: {@ operator | join(' | ') @}
+For operators: {@ operator | join(' | ') @}
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # the rest is imported where it is needed: --help and --versi
 
 PROCESSES = ("run", "api", "{@ process @}")
 COMMANDS = ({@% for name in operator %@}"{@ name @}"{@ ', ' if not loop.last @}{@% endfor %@})
-STOP_SECONDS = 3  # what open requests and event streams get on SIGTERM
+STOP_SECONDS = 3  # for open requests and event streams on SIGTERM
 
 
 def main() -> int:
@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument(
         "process",
         choices=[*PROCESSES, *COMMANDS],
-        help="run: the API and a {@ process @}, for development; COMMAND --help tells more of the others",
+        help="run: the API and a {@ process @}, for development; COMMAND --help explains the others",
     )
     parser.add_argument("--with-parent", type=int, help=argparse.SUPPRESS)  # end when this process does
     if sys.argv[1:2] and sys.argv[1] in COMMANDS:
@@ -113,22 +113,22 @@ def run(settings: Settings) -> None:
         [*itself, "{@ process @}", "--with-parent", str(os.getpid())],
         start_new_session=True,
     )
-    told = False
+    stopped = False
 
     def stop_it() -> None:
-        nonlocal told
-        told = True
+        nonlocal stopped
+        stopped = True
         beside.terminate()
 
-    # Until uvicorn takes signals itself, or its end would leave the {@ process @} behind.
+    # Until uvicorn handles signals: without it, our end would leave the {@ process @} behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        # Told at once: it drains while open requests end here.
+        # The {@ process @} is told at once: it drains while open requests end here.
         serve(settings, on_stop=stop_it)
     except KeyboardInterrupt:
         pass
     finally:
-        if not told:  # a second signal would mean: do not wait for what is in hand
+        if not stopped:  # a second signal would mean: do not wait for running work
             stop_it()
         try:
             beside.wait(settings.grace_seconds + 10)

@@ -1,4 +1,4 @@
-"""The HTTP side: takes requests, answers at once, leaves the work to the workers."""
+"""The HTTP side: takes requests, answers at once, leaves the work to workers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ IDENT = re.compile(r"[0-9a-f]{32}")
 STATES = {"active": "running", "completed": "completed", "failed": "failed"}
 {@% if kind == 'async-flow' %@}
 ENDED = {"completed", "failed"}
-QUIET = 2.0  # seconds without news after which a watched job is looked at anyway
+QUIET = 2.0  # seconds without news until a watched job is looked at anyway
 {@% endif %@}
 
 
@@ -52,7 +52,7 @@ class Accepted(BaseModel):
 
 
 class State(BaseModel):
-    """`waiting`, `running`, `completed`, or `failed`: for good, it lies in the dead letters."""
+    """`waiting`, `running`, `completed`, or `failed`: for good, as a dead letter."""
 
     id: str
     state: str
@@ -71,7 +71,7 @@ Opened = Annotated[App, Depends(_opened)]
 
 
 def create_api(settings: Settings) -> FastAPI:
-    tell = receivers(settings)  # here: a wrong address is an error at the start
+    tell = receivers(settings)  # here, so that a wrong address fails at the start
 
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
@@ -88,7 +88,7 @@ def create_api(settings: Settings) -> FastAPI:
                 task.cancel()
             await asyncio.wait(beside, timeout=5)
 
-    # The stock pages of documentation load their scripts from another host; /openapi.json is ours.
+    # The stock documentation pages load scripts from another host; /openapi.json is ours.
     api = FastAPI(
         title="{@ project_name @}",
         lifespan=lifespan,
@@ -162,7 +162,7 @@ async def look(app: App, ident: str) -> State | None:
 
 
 async def job_events(ident: str, app: Opened, request: Request) -> AsyncIterator[ServerSentEvent]:
-    """Progress as server-sent events until the job ends. Whoever reconnects, to any instance, sees where it is."""
+    """Progress as server-sent events until the job ends. A client may reconnect to any instance."""
     news: ProgressStream = request.app.state.news
     ref = app.producer.ref(JobRequest(JOB, {}, key=ident))
     last = await look(app, ident)
@@ -174,7 +174,7 @@ async def job_events(ident: str, app: Opened, request: Request) -> AsyncIterator
     while last.state not in ENDED:
         event = await anext(events)
         if event.job_id not in (ref.id, ""):
-            continue  # somebody else's; without an id: a quiet moment, or a gap
+            continue  # another job's; no id: a quiet moment, or a gap
         try:
             state = await look(app, ident) or last
         except QueueUnavailable:
@@ -188,16 +188,16 @@ async def job_events(ident: str, app: Opened, request: Request) -> AsyncIterator
 
 
 async def alive() -> dict[str, str]:
-    """The process answers. Nothing else is asked: a restart would not bring Redis back."""
+    """The process answers. Nothing else is checked: a restart would not bring Redis back."""
     return {"status": "ok"}
 
 
 async def ready(app: Opened) -> JSONResponse:
-    """503 while Redis or the database does not answer, or a table has not the columns of this version."""
-    found = await problems(redis=app.producer.redis.ping, database=lambda: ping(app.store))
-    return JSONResponse(dict(found), status_code=503 if found else 200)
+    """503 while Redis or the database does not answer, or a table lacks columns of this version."""
+    faults = await problems(redis=app.producer.redis.ping, database=lambda: ping(app.store))
+    return JSONResponse(dict(faults), status_code=503 if faults else 200)
 
 
 async def metrics(app: Opened) -> PlainTextResponse:
-    """What ops/alerts.yml and ops/dashboard.json look at, for Prometheus."""
+    """For Prometheus: what ops/alerts.yml and ops/dashboard.json use."""
     return PlainTextResponse(exposition((await measured(app))[0]), media_type=MEDIA_TYPE)

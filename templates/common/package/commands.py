@@ -1,6 +1,6 @@
 {@% set jobs = kind != 'event-driven' %@}
 {@% set scheduled = jobs and 'schedule' in patterns %@}
-"""For whoever operates the service: what waits, what failed, and what to do about it.
+"""For operators: what waits, what failed, and what to do about it.
 
 Every command prints a table, or JSON with --json; errors too. Times are in UTC.
 """
@@ -57,7 +57,7 @@ from .upkeep import RULES, clean_up, measured
 __all__ = ["main"]
 
 {@% if not jobs %@}
-OUTBOX = "outbox"  # what could not be published, beside what a group of consumers could not read
+OUTBOX = "outbox"  # what could not be published, beside what a group could not read
 MOST = 100_000
 {@% endif %@}
 Row = dict[str, Any]
@@ -65,9 +65,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`said` as JSON; `rows`, or else `said`, as a table. `code`: the exit code."""
+    """`data` as JSON; `rows`, or else `data`, as a table. `code`: the exit code."""
 
-    said: Any
+    data: Any
     rows: list[Row] | None = None
     code: int = 0
 
@@ -102,10 +102,10 @@ def main(argv: Sequence[str]) -> int:
             print(f"error: {clean_text(str(error))}", file=sys.stderr)
         return 1
     if options.json:
-        print(json.dumps(answer.said, indent=2, default=str))
+        print(json.dumps(answer.data, indent=2, default=str))
     else:
-        rows = answer.rows if answer.rows is not None else answer.said
-        _show(rows if isinstance(rows, list) else [{"": name, "value": one} for name, one in rows.items()])
+        rows = answer.rows if answer.rows is not None else answer.data
+        _show(rows if isinstance(rows, list) else [{"": name, "value": value} for name, value in rows.items()])
     return answer.code
 
 
@@ -114,59 +114,59 @@ def _parser() -> Parser:
     groups = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(group: Any, name: str, do: Do, about: str) -> argparse.ArgumentParser:
-        one: argparse.ArgumentParser = group.add_parser(name, help=about, description=about)
-        one.add_argument("--json", action="store_true", help="for scripts")
-        one.set_defaults(do=do)
-        return one
+        sub: argparse.ArgumentParser = group.add_parser(name, help=about, description=about)
+        sub.add_argument("--json", action="store_true", help="for scripts")
+        sub.set_defaults(do=do)
+        return sub
 
 {@% if jobs %@}
     dlq = groups.add_parser("dlq", help="jobs that failed for good").add_subparsers(required=True)
-    one = command(dlq, "list", dlq_list, "those that wait for a person, the newest first")
-    one.add_argument("--limit", type=int, default=50)
-    one.add_argument("--after", metavar="ID", help="next page: the last id of the page before")
+    sub = command(dlq, "list", dlq_list, "those that wait for a person, the newest first")
+    sub.add_argument("--limit", type=int, default=50)
+    sub.add_argument("--after", metavar="ID", help="next page: the last id of the page before")
     command(dlq, "show", dlq_show, "one, with payload and stack trace").add_argument("id")
-    one = command(dlq, "replay", dlq_replay, "back into the queue, under their own ids")
-    one.add_argument("id", nargs="*")
-    one.add_argument("--all", action="store_true", help="all that wait, ten a second")
-    one = command(dlq, "purge", dlq_purge, "forget old ones for good")
-    one.add_argument("--older-than", type=float, required=True, metavar="DAYS")
-    one.add_argument("--yes", action="store_true", help="do not ask")
+    sub = command(dlq, "replay", dlq_replay, "back into the queue, under their own ids")
+    sub.add_argument("id", nargs="*")
+    sub.add_argument("--all", action="store_true", help="all that wait, ten a second")
+    sub = command(dlq, "purge", dlq_purge, "forget old ones for good")
+    sub.add_argument("--older-than", type=float, required=True, metavar="DAYS")
+    sub.add_argument("--yes", action="store_true", help="do not ask")
 {@% if scheduled %@}
     clock = groups.add_parser("schedule", help="what runs by the clock").add_subparsers(required=True)
     command(clock, "list", schedule_list, "when each runs next, and what became of its ticks")
     command(clock, "run", schedule_run, "one of them now, beside its ticks").add_argument("id")
 {@% endif %@}
 {@% else %@}
-    events = groups.add_parser("events", help="who is how far").add_subparsers(required=True)
+    events = groups.add_parser("events", help="how far each group is").add_subparsers(required=True)
     command(events, "list", events_list, "the outbox and every group of consumers")
     command(events, "quarantine", events_quarantine, "what could not be published or handled, and why")
-    one = command(events, "retry", events_retry, "these once more, after a fix: to this group alone")
-    one.add_argument("group", choices=[OUTBOX, *GROUPS])
-    one.add_argument("id", nargs="*")
-    one.add_argument("--all", action="store_true")
-    one = command(events, "replay", events_replay, "past events for one group; what it had is skipped")
-    one.add_argument("group", choices=list(GROUPS))
-    one.add_argument("--since", type=_moment, metavar="TIME", help="2026-11-30T12:00, in UTC")
-    one.add_argument("--before", type=_moment, metavar="TIME")
-    one.add_argument("--event", action="append", metavar="ID")
-    one.add_argument("--force", action="store_true", help="also what it had: repeats effects on purpose")
-    saga = groups.add_parser("saga", help="what each one is doing").add_subparsers(required=True)
-    one = command(saga, "list", saga_list, "the newest change first")
-    one.add_argument("--state", help="needs_repair: those that wait for a person")
+    sub = command(events, "retry", events_retry, "these again, after a fix: to this group alone")
+    sub.add_argument("group", choices=[OUTBOX, *GROUPS])
+    sub.add_argument("id", nargs="*")
+    sub.add_argument("--all", action="store_true")
+    sub = command(events, "replay", events_replay, "past events for one group; what it had is skipped")
+    sub.add_argument("group", choices=list(GROUPS))
+    sub.add_argument("--since", type=_moment, metavar="TIME", help="2026-11-30T12:00, in UTC")
+    sub.add_argument("--before", type=_moment, metavar="TIME")
+    sub.add_argument("--event", action="append", metavar="ID")
+    sub.add_argument("--force", action="store_true", help="also what it had: repeats effects on purpose")
+    saga = groups.add_parser("saga", help="what each saga is doing").add_subparsers(required=True)
+    sub = command(saga, "list", saga_list, "the newest change first")
+    sub.add_argument("--state", help="needs_repair: those that wait for a person")
     command(saga, "show", saga_show, "its steps and all that happened").add_argument("id")
-    one = command(saga, "repair", saga_repair, "how a stuck one goes on")
-    one.add_argument("id")
-    one.add_argument("--note", required=True, help="what you found and did; kept in its history")
-    how = one.add_mutually_exclusive_group(required=True)
+    sub = command(saga, "repair", saga_repair, "how a stuck one goes on")
+    sub.add_argument("id")
+    sub.add_argument("--note", required=True, help="what you found and did; kept in its history")
+    how = sub.add_mutually_exclusive_group(required=True)
     how.add_argument("--retry", action="store_true", help="the stuck step again, with all its attempts")
     how.add_argument("--done", metavar="STEP", help="you did this step by hand")
     how.add_argument("--undone", metavar="STEP", help="you took this step back by hand")
     how.add_argument("--compensate", action="store_true", help="stop, and take back what was done")
-    one.add_argument("--result", type=json.loads, metavar="JSON", help="with --done: what the step returns")
-    one.add_argument("--force", action="store_true", help="also in the middle of a call")
+    sub.add_argument("--result", type=json.loads, metavar="JSON", help="with --done: what the step returns")
+    sub.add_argument("--force", action="store_true", help="also in the middle of a call")
 {@% endif %@}
     command(groups, "health", health, "every signal and its limit; exit code 1 when one is over it")
-    command(groups, "purge", purge, "forget what is past its time, as KEPT_DAYS says")
+    command(groups, "purge", purge, "delete what is older than KEPT_DAYS")
     command(groups, "status", status, "how far a request is").add_argument("id")
     return parser
 
@@ -190,23 +190,23 @@ async def purge(app: App, options: argparse.Namespace) -> Answer:
 
 
 async def status(app: App, options: argparse.Namespace) -> Answer:
-    if (found := await look(app, options.id)) is None:
+    if (state := await look(app, options.id)) is None:
         raise JobError(f"there is nothing with the id {options.id!r}")
-    return Answer(found.model_dump())
+    return Answer(state.model_dump())
 
 
 {@% if jobs %@}
 async def dlq_list(app: App, options: argparse.Namespace) -> Answer:
     await dead_letter.sweep(app.jobs.queues, app.producer.redis, app.store)
-    found = await dead_letter.list_dead_letters(app.store, limit=options.limit, after=options.after)
-    return Answer([_letter(one) for one in found])
+    letters = await dead_letter.list_dead_letters(app.store, limit=options.limit, after=options.after)
+    return Answer([_letter(letter) for letter in letters])
 
 
 async def dlq_show(app: App, options: argparse.Namespace) -> Answer:
-    one, *earlier = await dead_letter.show(app.store, options.id)
-    trace = json.loads(one.snapshot["fields"].get("stacktrace") or "[]")[-1:]
-    said = {**_letter(one), "payload": redact(one.data), "trace": redact("".join(trace))}
-    return Answer({**said, "earlier": [_letter(each) for each in earlier]})
+    letter, *earlier = await dead_letter.show(app.store, options.id)
+    trace = json.loads(letter.snapshot["fields"].get("stacktrace") or "[]")[-1:]
+    row = {**_letter(letter), "payload": redact(letter.data), "trace": redact("".join(trace))}
+    return Answer({**row, "earlier": [_letter(each) for each in earlier]})
 
 
 async def dlq_replay(app: App, options: argparse.Namespace) -> Answer:
@@ -229,31 +229,31 @@ async def dlq_purge(app: App, options: argparse.Namespace) -> Answer:
 def _ask(question: str) -> None:
     """Go on only after a yes. A script says --yes: it has nobody to ask."""
     if not sys.stdin.isatty():
-        raise JobError("there is no terminal to ask at; to do it anyway: --yes")
+        raise JobError("there is no terminal to ask; to go on anyway: --yes")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     if input().strip().lower() not in ("y", "yes"):
         raise JobError("nothing was deleted")
 
 
-def _letter(one: dead_letter.DeadLetter) -> Row:
+def _letter(letter: dead_letter.DeadLetter) -> Row:
     names = ("id", "failed_at", "cause", "attempts_made", "name", "queue", "job_id", "reason")
-    return {name: getattr(one, name) for name in names}
+    return {name: getattr(letter, name) for name in names}
 {@% if scheduled %@}
 
 
 async def schedule_list(app: App, options: argparse.Namespace) -> Answer:
     rows = []
-    for one in await schedules(app.jobs, app.signer).states(app.producer, app.store):
-        next_at, last_at = (None if slot is None else slot / 1000 for slot in (one.next_slot, one.last_slot))
-        row = {"id": one.schedule.id, "next_at": next_at, "last_at": last_at, "ticks": one.ticks}
-        rows.append({**row, "missed": one.missed, "skipped": one.skipped, "when": str(one.schedule.cadence)})
+    for state in await schedules(app.jobs, app.signer).states(app.producer, app.store):
+        next_at, last_at = (None if slot is None else slot / 1000 for slot in (state.next_slot, state.last_slot))
+        row = {"id": state.schedule.id, "next_at": next_at, "last_at": last_at, "ticks": state.ticks}
+        rows.append({**row, "missed": state.missed, "skipped": state.skipped, "when": str(state.schedule.cadence)})
     return Answer(rows)
 
 
 async def schedule_run(app: App, options: argparse.Namespace) -> Answer:
-    one = schedules(app.jobs, app.signer)[options.id]
-    key = f"{one.id}-by-hand-{datetime.now(UTC):%Y%m%dT%H%M%S-%f}"
-    return Answer({"job": (await app.producer.enqueue(JobRequest(one.job, one.payload, key=key))).id})
+    task = schedules(app.jobs, app.signer)[options.id]
+    key = f"{task.id}-by-hand-{datetime.now(UTC):%Y%m%dT%H%M%S-%f}"
+    return Answer({"job": (await app.producer.enqueue(JobRequest(task.job, task.payload, key=key))).id})
 {@% endif %@}
 {@% else %@}
 async def events_list(app: App, options: argparse.Namespace) -> Answer:
@@ -302,14 +302,14 @@ async def events_replay(app: App, options: argparse.Namespace) -> Answer:
 
 
 async def saga_list(app: App, options: argparse.Namespace) -> Answer:
-    return Answer([_saga(one) for one in await sagas.list_sagas(app.store, state=options.state)])
+    return Answer([_saga(saga) for saga in await sagas.list_sagas(app.store, state=options.state)])
 
 
 async def saga_show(app: App, options: argparse.Namespace) -> Answer:
-    one, past = await sagas.load(app.store, options.id), await sagas.history(app.store, options.id)
-    steps, history = redact([asdict(step) for step in one.steps]), [asdict(each) for each in past]
-    said = {**_saga(one), "data": redact(one.data), "steps": steps, "history": history}
-    return Answer(said, history)
+    saga, past = await sagas.load(app.store, options.id), await sagas.history(app.store, options.id)
+    steps, history = redact([asdict(step) for step in saga.steps]), [asdict(each) for each in past]
+    row = {**_saga(saga), "data": redact(saga.data), "steps": steps, "history": history}
+    return Answer(row, history)
 
 
 async def saga_repair(app: App, options: argparse.Namespace) -> Answer:
@@ -325,8 +325,8 @@ async def saga_repair(app: App, options: argparse.Namespace) -> Answer:
     return Answer(_saga(await sagas.load(app.store, options.id)))
 
 
-def _saga(one: sagas.SagaRow) -> Row:
-    return {name: getattr(one, name) for name in ("id", "state", "updated_at", "created_at", "name", "error")}
+def _saga(saga: sagas.SagaRow) -> Row:
+    return {name: getattr(saga, name) for name in ("id", "state", "updated_at", "created_at", "name", "error")}
 
 
 def _moment(text: str) -> datetime:
@@ -336,7 +336,7 @@ def _moment(text: str) -> datetime:
 
 
 def _show(rows: list[Row]) -> None:
-    """What fits stands side by side, the rest below it; ids stay whole, to be copied."""
+    """Columns that fit stand side by side, the rest below; ids stay whole, to be copied."""
     if not rows:
         print("nothing")
         return
@@ -345,7 +345,7 @@ def _show(rows: list[Row]) -> None:
     sizes = {name: max(len(name), *(len(row[name]) for row in cells)) for name in cells[0]}
     beside: list[str] = []
     for name, size in sizes.items():
-        if sum(sizes[one] + 2 for one in beside) + size > wide:
+        if sum(sizes[column] + 2 for column in beside) + size > wide:
             break
         beside.append(name)
     print("  ".join(f"{name:<{sizes[name]}}" for name in beside).rstrip())
@@ -353,8 +353,8 @@ def _show(rows: list[Row]) -> None:
         print("  ".join(f"{row[name]:<{sizes[name]}}" for name in beside).rstrip())
         for name in sizes:
             if name not in beside and row[name]:
-                told = f"{name}: {row[name]}".strip(": ")
-                print(textwrap.fill(told, wide, **INDENT))
+                text = f"{name}: {row[name]}".strip(": ")
+                print(textwrap.fill(text, wide, **INDENT))
 
 
 INDENT: Any = {
@@ -370,5 +370,5 @@ def _cell(name: str, value: Any) -> str:
         return ""
     if isinstance(value, float) and name.endswith("at"):
         return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M:%S}"
-    # What somebody else wrote must not move the cursor.
+    # Foreign text must not move the cursor.
     return clean_text(value if isinstance(value, str) else json.dumps(value, default=str))

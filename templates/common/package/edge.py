@@ -1,4 +1,4 @@
-"""The edge of the service: what every request passes on its way in, and what a client sees of an error."""
+"""The edge of the service: checks of every request, and what a client sees of an error."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ STATUS = {
 
 
 def caller(request: Request) -> str:
-    """Whose `Idempotency-Key` it is: what your login says belongs here. Until then the credential, or the address."""
+    """Who owns the `Idempotency-Key`: put your login's user here; until then, the credential or address."""
     return request.headers.get("authorization") or (request.client.host if request.client else "")
 
 
 def guard(api: FastAPI, settings: Settings, body: type[BaseModel]) -> None:
-    """Nothing reaches `api` unchecked, and no error tells what was sent."""
+    """Nothing reaches `api` unchecked, and no error repeats what was sent."""
     if settings.admin_token and find_spec("queuesmith") is None:
         raise SettingsError(f"{PREFIX}ADMIN_TOKEN: the console needs pip install -e '.[console]'")
     known = {"body", "header", "path", "idempotency-key", *body.model_fields}
@@ -49,7 +49,7 @@ def guard(api: FastAPI, settings: Settings, body: type[BaseModel]) -> None:
         assert isinstance(error, RequestValidationError)
         faults = []
         for fault in error.errors()[:20]:
-            # Where and why, never what: also a name that is no field of ours came with the input.
+            # Where and why, never what: an unknown field's name is input too.
             where = [str(part) if part in known or isinstance(part, int) else "*" for part in fault["loc"]]
             faults.append({"at": ".".join(where), "message": str(fault["type"])})
         return JSONResponse({"detail": "the request does not fit", "errors": faults}, status_code=422)
@@ -57,8 +57,8 @@ def guard(api: FastAPI, settings: Settings, body: type[BaseModel]) -> None:
     async def known_error(_: Request, error: Exception) -> JSONResponse:
         status = next(code for kind, code in STATUS.items() if isinstance(error, kind))
         ours = not isinstance(error, InterfaceError | OperationalError)
-        told = str(error) if ours else "The database does not answer. Try again soon."
-        return JSONResponse({"detail": told}, status, {"Retry-After": "2"} if status == 503 else {})
+        detail = str(error) if ours else "The database does not answer. Try again soon."
+        return JSONResponse({"detail": detail}, status, {"Retry-After": "2"} if status == 503 else {})
 
     api.add_exception_handler(RequestValidationError, invalid)
     for kind in STATUS:
@@ -118,7 +118,7 @@ class Gate:
 
 
 def _counted(headers: Headers, receive: Receive) -> Receive:
-    # Closed, or the client could go on sending and we would go on throwing it away.
+    # Otherwise the client could go on sending, and we would go on discarding it.
     close = {"Connection": "close"}
     too_large = HTTPException(413, f"the body is larger than {MAX_BODY:,} bytes", close)
     too_slow = HTTPException(408, "the body came too slowly", close)
@@ -130,7 +130,7 @@ def _counted(headers: Headers, receive: Receive) -> Receive:
         if announced.isdecimal() and int(announced) > MAX_BODY:
             raise too_large
         if ended:
-            return await receive()  # waits for the end of the connection, as long as that takes
+            return await receive()  # waits until the connection ends
         try:
             async with asyncio.timeout_at(deadline):
                 message = await receive()

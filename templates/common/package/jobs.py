@@ -53,8 +53,8 @@ class {@ job_class @}(Payload):
 
 async def {@ job_name @}(ctx: JobContext, payload: {@ job_class @}) -> Done:
     settings: Settings = ctx.services
-    # Your slow work goes here, outside any transaction. It may run again after a crash, so a call to somebody
-    # else gets `ctx.provider_key("step")` as its idempotency key.
+    # Your slow work goes here, outside any transaction. It may run again after a crash, so an outside call
+    # gets `ctx.provider_key("step")` as its idempotency key.
 {@% if kind == 'async-flow' %@}
     for step in range(1, STEPS + 1):
         await asyncio.sleep(settings.step_seconds)
@@ -78,7 +78,7 @@ class CleanUp(Payload):
 
 
 async def clean_up(ctx: JobContext, payload: CleanUp) -> Done:
-    """Old results go, every night."""
+    """Deletes old results every night."""
     old = db.{@ job_name @}_results.c.done_at < time.time() - KEPT_SECONDS
 
     async def save(tx: AsyncConnection) -> None:

@@ -29,9 +29,9 @@ COMMON = {
     "bus_url": "BUS_URL",
 {@% endif %@}
 }
-# Kubernetes sets these for every service of the namespace, and a service may be called as we are.
+# Kubernetes sets these for every service of the namespace, and a service may share our name.
 INJECTED = re.compile(r"(^|_)(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP|SCTP))(_|$)")
-# NAME=value, NAME="value", with `export` before it or a comment behind it
+# NAME=value, NAME="value", with `export` before or a comment after it
 LINE = re.compile(r"""\s*(?:export\s+)?(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|(.*?))\s*(?:(?<=\s)#.*)?$""")
 
 
@@ -50,21 +50,21 @@ class Settings(BaseModel):
     bus_url: str | None = None  # {@ {'redis': 'redis://...', 'rabbitmq': 'amqp://...', 'nats': 'nats://...', 'kafka': 'kafka://host:port'}[broker] @}; none: Redis Streams on our Redis
     bus_prefix: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")] = "events"  # of every name on the bus
 {@% if broker == 'kafka' %@}
-    bus_create_topics: bool = True  # no: the brokers do, or somebody has
+    bus_create_topics: bool = True  # no: the brokers do, or they exist
 {@% endif %@}
 {@% else %@}
-    signing_keys: str | None = Field(None, repr=False)  # newest first, commas between; none: made in data_dir
+    signing_keys: str | None = Field(None, repr=False)  # newest first, comma-separated; none: made in data_dir
 {@% endif %@}
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
-    allowed_hosts: str = "localhost,127.0.0.1"  # names the API answers to, commas between; *: any
+    allowed_hosts: str = "localhost,127.0.0.1"  # names the API answers to, comma-separated; *: any
     admin_token: str | None = Field(None, repr=False, min_length=12)  # of /console; none: there is no console
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "human"] = "json"
-    # Who is told of alerts, commas between: https://, slack+https:// or smtp://, see patterns/health/senders.py
+    # Receivers of alerts, comma-separated: https://, slack+https:// or smtp://, see patterns/health/senders.py
     alert_urls: str | None = Field(None, repr=False)
-    watch_seconds: Annotated[float, Field(ge=0.1, le=600)] = 15.0  # how often health is looked at
+    watch_seconds: Annotated[float, Field(ge=0.1, le=600)] = 15.0  # how often health is checked
     kept_days: Annotated[float, Field(ge=1, le=3650)] = 30.0  # {@ 'ended sagas, published events' if kind == 'event-driven' else 'dead letters' @}
     clean_up_seconds: Annotated[float, Field(ge=1, le=86400)] = 3600.0  # how often what is older is deleted
 {@% if 'observability/metrics.py' in modules and kind != 'event-driven' %@}
@@ -73,13 +73,13 @@ class Settings(BaseModel):
 {@% endif %@}
 
 {@% if kind == 'event-driven' %@}
-    lease_seconds: Annotated[float, Field(ge=0.5, le=600)] = 5.0  # when a dead relay's work is taken over
-    grace_seconds: Annotated[float, Field(ge=0, le=600)] = 20.0  # on SIGTERM, time for work in hand
-    partner_seconds: Annotated[float, Field(ge=0, le=60)] = 0.0  # when the example's partner answers
+    lease_seconds: Annotated[float, Field(ge=0.5, le=600)] = 5.0  # until a dead relay's work is taken over
+    grace_seconds: Annotated[float, Field(ge=0, le=600)] = 20.0  # on SIGTERM, time for running work
+    partner_seconds: Annotated[float, Field(ge=0, le=60)] = 0.0  # until the example's partner answers
 {@% else %@}
     concurrency: Annotated[int, Field(ge=1, le=1000)] = 20  # jobs at once per process
-    lock_seconds: Annotated[float, Field(ge=1, le=600)] = 7.5  # when a dead worker's jobs are taken over
-    stalled_seconds: Annotated[float, Field(ge=0.2, le=600)] = 1.5  # how often they are looked for
+    lock_seconds: Annotated[float, Field(ge=1, le=600)] = 7.5  # until a dead worker's jobs are taken over
+    stalled_seconds: Annotated[float, Field(ge=0.2, le=600)] = 1.5  # how often those are searched
     grace_seconds: Annotated[float, Field(ge=0, le=600)] = 20.0  # on SIGTERM, time for running jobs
     sweep_seconds: Annotated[float, Field(ge=0.1, le=600)] = 2.0  # how often failed jobs are archived
     step_seconds: Annotated[float, Field(ge=0, le=60)] = 0.1  # how long a step of the example job takes
@@ -109,7 +109,7 @@ class Settings(BaseModel):
             self.data_dir.mkdir(parents=True, exist_ok=True)
             scratch.touch(mode=0o600)
             scratch.write_text(secrets.token_hex(32))
-            # Of several processes that start at once one makes the key, and it is whole before it can be seen.
+            # Of several processes that start at once, one makes the key; it is complete before it is visible.
             os.link(scratch, path)
         except FileExistsError:
             pass
@@ -137,13 +137,13 @@ def load(env: Mapping[str, str]) -> Settings:
 
 
 def _injected(name: str, value: str) -> bool:
-    # Behind our prefix only: with a package called my_service, MY_SERVICE_PORT is a setting.
+    # Only after our prefix: with a package called my_service, MY_SERVICE_PORT is a setting.
     ours = name.removeprefix(PREFIX) if name.startswith(PREFIX) else ""
     return INJECTED.search(ours) is not None or (ours.endswith("PORT") and "://" in value)
 
 
 def environment(file: Path = Path(".env")) -> dict[str, str]:
-    """The environment, and below it what the file says."""
+    """The environment, and the file for what it lacks."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    found = [match for line in lines if (match := LINE.match(line))]
-    return {match[1]: match[2] or match[3] or match[4] or "" for match in found} | dict(os.environ)
+    matches = [match for line in lines if (match := LINE.match(line))]
+    return {match[1]: match[2] or match[3] or match[4] or "" for match in matches} | dict(os.environ)

@@ -1,5 +1,5 @@
 {@% set jobs = kind != 'event-driven' %@}
-"""What the service does for itself: it forgets what is past its time, watches its health and tells whoever is named.
+"""What the service does for itself: it deletes what is too old, watches its health and sends alerts.
 
 Any number of processes may do both at once: one incident is one alert.
 """
@@ -42,11 +42,11 @@ __all__ = ["RULES", "clean_up", "measured", "receivers", "upkeep", "watching"]
 
 log = logging.getLogger(__name__)
 {@% if jobs %@}
-# A replayed dead letter must still find the mark that it was done.
+# A replayed dead letter must still find the marker of its job.
 MARKERS_LONGER = 30 * DAY
-PATIENCE = 30.0  # seconds that a queue may be without a worker: a deployment is no incident
+PATIENCE = 30.0  # seconds that a queue may be without a worker: a deployment is not an incident
 {@% else %@}
-# Events may be replayed as long as the outbox has them: the marks that they were handled outlive them.
+# Events may be replayed while the outbox has them, so the markers of handled events outlive them.
 MARKERS_LONGER = 30 * DAY
 {@% endif %@}
 
@@ -68,7 +68,7 @@ RULES = (
 
 
 def upkeep(app: App) -> list[Periodic]:
-    """To be run beside the work."""
+    """Run these beside the work."""
 
     async def forget() -> None:
         await clean_up(app)
@@ -78,7 +78,7 @@ def upkeep(app: App) -> list[Periodic]:
 
 
 def watching(app: App, tell: Sender) -> Periodic:
-    """In the API too: when no {@ 'worker' if jobs else 'relay' @} lives, that is who can say so."""
+    """In the API too: when no {@ 'worker' if jobs else 'relay' @} lives, only the API can tell."""
 {@% if jobs %@}
     first_seen: dict[str, float] = {}
 
@@ -101,7 +101,7 @@ def watching(app: App, tell: Sender) -> Periodic:
 
 
 async def clean_up(app: App) -> dict[str, int]:
-    """Forget what is older than KEPT_DAYS; how many rows of what."""
+    """Delete what is older than KEPT_DAYS; returns the rows per table."""
     kept = app.settings.kept_days * DAY
 {@% if jobs %@}
     return {
@@ -119,19 +119,19 @@ async def clean_up(app: App) -> dict[str, int]:
 
 
 async def measured(app: App) -> tuple[list[Sample], dict[str, float]]:
-    """For /metrics, and for RULES. A Redis that does not answer is a number like the others."""
+    """For /metrics and RULES. A Redis that does not answer is a signal too."""
 {@% if jobs %@}
     try:
         async with app.producer.bounded():
             letters = dead_letter.counts(app.store)
-            found = await health.measure(app.producer.redis, app.jobs.queues, dead_letters=letters)
+            report = await health.measure(app.producer.redis, app.jobs.queues, dead_letters=letters)
     except QueueUnavailable:
         return [("redis_up", {}, 0)], {"redis.down": 1.0}
-    return [("redis_up", {}, 1), *queue_samples(found)], {"redis.down": 0.0, **found.signals()}
+    return [("redis_up", {}, 1), *queue_samples(report)], {"redis.down": 0.0, **report.signals()}
 {@% else %@}
     lag = await outbox.lag(app.store)
     stuck = len(await sagas.list_sagas(app.store, state="needs_repair", limit=1_000))
-    found: list[Sample] = [
+    samples: list[Sample] = [
         ("outbox_waiting", {}, lag.waiting),
         ("outbox_oldest_seconds", {}, lag.oldest),
         ("outbox_quarantined", {}, lag.quarantined),
@@ -146,11 +146,11 @@ async def measured(app: App) -> tuple[list[Sample], dict[str, float]]:
         async with asyncio.timeout(2):
             memory = await health.memory_used(app.redis)
     except (RedisError, TimeoutError):
-        return [("redis_up", {}, 0), *found], {"redis.down": 1.0, **signals}
+        return [("redis_up", {}, 0), *samples], {"redis.down": 1.0, **signals}
     if memory is not None:
         signals["redis.memory"] = memory
-        found.append(("redis_memory_ratio", {}, memory))
-    return [("redis_up", {}, 1), *found], {"redis.down": 0.0, **signals}
+        samples.append(("redis_memory_ratio", {}, memory))
+    return [("redis_up", {}, 1), *samples], {"redis.down": 0.0, **signals}
 {@% endif %@}
 
 

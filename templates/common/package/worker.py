@@ -53,7 +53,7 @@ async def work(settings: Settings) -> None:
         if settings.metrics_port:
             serve_metrics(metrics, settings.metrics_port, settings.metrics_host)
 {@% endif %@}
-        # Every job passes these steps, from the outside in. Leave one out, add one of yours: see pipeline.py.
+        # Every job passes these steps, from the outside in. Drop some or add yours: see pipeline.py.
         pipeline = Pipeline(
             logged(),
 {@% if metered %@}

@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[1]
 {@% if database == 'postgres' %@}
 @pytest.fixture
 def database() -> Iterator[str | None]:
-    """A new database on the server of TEST_DATABASE_URL; None without one, then it is SQLite."""
+    """A new database on the server of TEST_DATABASE_URL; None: SQLite."""
     if (server := os.environ.get("TEST_DATABASE_URL")) is None:
         yield None
         return
@@ -59,7 +59,7 @@ def env(tmp_path: Path, database: str | None) -> dict[str, str]:
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
 {@% endif %@}
-    """The environment of this test's processes: quick take-over of what a dead one left."""
+    """The environment of this test's processes: a dead one's work is taken over fast."""
     configured = (PREFIX, "REDIS_URL", "DATABASE_URL", "BUS_URL")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(configured)}
     own = {

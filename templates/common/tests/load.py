@@ -1,8 +1,8 @@
 {@% set process = 'relay' if kind == 'event-driven' else 'worker' %@}
-"""make load: what this machine carries, and where it saturates. Twice as many requests a second with every step.
+"""make load: what this machine carries, and where it saturates. Each step doubles the requests per second.
 
-One API and one {@ process @}, on an embedded Redis and the database of DATABASE_URL (else SQLite), all in a folder of their
-own. The work of the example takes no time, so that this measures what stands around it; put yours in and run it again.
+One API and one {@ process @}, on an embedded Redis and the database of DATABASE_URL (else SQLite), all in their own
+folder. The example's work takes no time, so this measures everything around it; put yours in and run it again.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .example import BODY, URL
 from .processes import Processes, until
 from .test_stop import answers, free_port
 
-SECONDS = 3  # of every step
+SECONDS = 3  # per step
 MOST = 12_800  # requests a second
 SLOW = 1.0  # seconds: an answer, or an end after the last request, that takes longer is too late
 ENDED = {{@ '"confirmed", "cancelled"' if kind == 'event-driven' else '"completed", "failed"' @}}
 
 
 async def step(client: httpx2.AsyncClient, rate: int) -> tuple[list[float], int, float]:
-    """Ask so often, whether answers come or not: (seconds of every answer, refused, seconds until all is done)."""
+    """Sends at this rate, answered or not: (seconds of each answer, refused, seconds until all is done)."""
     took: list[float] = []
     places: list[str] = []
     began = time.monotonic()
@@ -50,7 +50,7 @@ async def step(client: httpx2.AsyncClient, rate: int) -> tuple[list[float], int,
         await asyncio.sleep(began + number / rate - time.monotonic())
         tasks.append(asyncio.create_task(ask()))
     await asyncio.gather(*tasks)
-    for place in [*places[:: max(1, len(places) // 20)], *places[-20:]]:  # some of them, and the last ones
+    for place in [*places[:: max(1, len(places) // 20)], *places[-20:]]:  # a sample, and the last ones
         while (await client.get(place)).json()["{@ 'status' if kind == 'event-driven' else 'state' @}"] not in ENDED:
             await asyncio.sleep(0.02)
     return took, rate * SECONDS - len(took), time.monotonic() - began
@@ -71,16 +71,16 @@ async def climb(port: int, most: int) -> None:
             if refused or p99 > 1000 * SLOW or behind > SLOW:
                 why = f"the {@ process @} is {behind:.1f} s behind" if behind > SLOW else "the API answers too late"
                 why = f"{refused} were refused" if refused else why
-                told = f"{carried:g}" if carried else f"fewer than {rate}"
-                print(f"carries {told} requests a second; saturated at {rate}: {why}")
+                most = f"{carried:g}" if carried else f"fewer than {rate}"
+                print(f"carries {most} requests a second; saturated at {rate}: {why}")
                 return
             carried, rate = rate, rate * 2
-    print(f"carries {carried:g} requests a second, and was asked no more")
+    print(f"carries {carried:g} requests a second, and was asked for no more")
 
 
 def main() -> None:
     most = int(sys.argv[1]) if sys.argv[1:] else MOST
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Redis may be ending yet
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Redis may still be stopping
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         own = {"PYTHONPATH": str(Path(__file__).parents[1] / "src"), f"{PREFIX}DATA_DIR": f"{folder}/data"}
         processes = Processes({**inherited, **own}, Path(folder))

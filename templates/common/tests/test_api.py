@@ -26,9 +26,9 @@ def test_progress_is_streamed_until_the_job_ends(api: TestClient, processes: Pro
     with api.stream("GET", f"{URL}/{ident}/events") as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
         lines = [line for line in stream.iter_lines() if line.startswith("data: ")]
-    told = [json.loads(line.removeprefix("data: ")) for line in lines]
-    assert told[-1]["state"] == "completed"
-    percents = [state["percent"] for state in told]
+    states = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert states[-1]["state"] == "completed"
+    percents = [state["percent"] for state in states]
     assert percents == sorted(percents)
     assert len(set(percents)) > 2
 

@@ -1,4 +1,4 @@
-"""What comes twice, and what somebody else put on the queue. Crashes are the subject of prove.toml."""
+"""Duplicates, and jobs that somebody else put on the queue. prove.toml tests crashes."""
 
 from __future__ import annotations
 

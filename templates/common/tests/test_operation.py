@@ -1,5 +1,5 @@
 {@% set jobs = kind != 'event-driven' %@}
-"""The day after: alerts that leave the process, room that comes back, commands that show and mend."""
+"""Operation: alerts that leave the process, clean-up, commands that show and repair."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from .processes import Processes, until
 
 @pytest.fixture
 def received() -> Iterator[tuple[str, list[Any]]]:
-    """Somebody to be told: its address, and what it got."""
+    """A receiver of alerts: its address, and what it got."""
     got: list[Any] = []
 
     class Receiver(BaseHTTPRequestHandler):
@@ -122,9 +122,9 @@ def test_a_failed_job_is_told_shown_replayed_and_at_last_forgotten(
     received: tuple[str, list[Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    address, told = received
+    address, alerts = received
     asyncio.run(forge(settings))
-    # Two of them, as in production: one incident is one alert all the same.
+    # Two of them, as in production: one incident is still one alert.
     for _ in range(2):
         processes.start(
             "-m",
@@ -135,7 +135,7 @@ def test_a_failed_job_is_told_shown_replayed_and_at_last_forgotten(
             clean_up_seconds=1,
             sweep_seconds=0.2,
         )
-    until(lambda: told, "alert", 90)
+    until(lambda: alerts, "alert", 90)
     (letter,) = operator("dlq", "list")
     assert letter["cause"] == "forged"
     assert operator("dlq", "show", letter["id"])["payload"]
@@ -146,9 +146,9 @@ def test_a_failed_job_is_told_shown_replayed_and_at_last_forgotten(
     assert max(map(len, lines)) <= 80
     assert len(operator("dlq", "replay", letter["id"])["replayed"]) == 1
     until(lambda: len(operator("dlq", "list")) == 1, "it fails again")
-    assert {alert["signal"] for alert in told} == {"work.failure_rate"}
-    # A look between the replay and its failure ends the incident; the next one is told again.
-    assert [alert["state"] for alert in told] == (["raised", "cleared"] * len(told))[: len(told)]
+    assert {alert["signal"] for alert in alerts} == {"work.failure_rate"}
+    # A check between the replay and its failure ends the incident; the next one alerts again.
+    assert [alert["state"] for alert in alerts] == (["raised", "cleared"] * len(alerts))[: len(alerts)]
     asyncio.run(age(settings, dead_letters, "archived_at"))
     until(lambda: operator("dlq", "list") == [], "clean-up", 90)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))  # no terminal
@@ -192,7 +192,7 @@ class Refusing:
 
 
 async def give_up(settings: Settings) -> None:
-    """What waits in the outbox is refused by the broker."""
+    """The broker refuses what waits in the outbox."""
     store = open_store(settings.store_url)
     await Relay(store, Refusing()).run_once()
     await close(store)
@@ -219,13 +219,13 @@ def test_what_was_given_up_goes_out_again_and_a_saga_is_taken_back_by_hand(
 def test_when_no_relay_runs_the_api_says_so_once(
     env: dict[str, str], monkeypatch: pytest.MonkeyPatch, received: tuple[str, list[Any]]
 ) -> None:
-    address, told = received
+    address, alerts = received
     monkeypatch.setattr(upkeep, "RULES", (Rule("outbox.oldest", raise_at=0.1, clear_at=0.05),))
     settings = load({**env, f"{PREFIX}ALERT_URLS": address, f"{PREFIX}WATCH_SECONDS": "0.1"})
     with TestClient(create_api(settings), base_url="http://localhost") as api:
         api.post(URL, json=BODY)
-        until(lambda: told, "alert")
-    assert [alert["signal"] for alert in told] == ["outbox.oldest"]
+        until(lambda: alerts, "alert")
+    assert [alert["signal"] for alert in alerts] == ["outbox.oldest"]
 {@% endif %@}
 
 
@@ -248,6 +248,6 @@ def test_a_wrong_alert_address_is_an_error_at_the_start_that_does_not_repeat_it(
 def test_the_version_is_said_at_once(env: dict[str, str]) -> None:
     python = [sys.executable, "-X", "importtime"]
     command = [*python, "-m", "{@ package @}", "--version"]
-    said = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == f"{@ project_name @} {__version__}"
-    assert "sqlalchemy" not in said.stderr  # what a command needs takes longer to import than it takes to run
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"{@ project_name @} {__version__}"
+    assert "sqlalchemy" not in done.stderr  # what a command needs takes longer to import than it takes to run

@@ -50,8 +50,8 @@ def test_variables_that_kubernetes_sets_are_not_ours() -> None:
 )
 def test_a_file_is_read_as_a_shell_would(tmp_path: Path, line: str, value: str) -> None:
     (tmp_path / ".env").write_text(f"{PREFIX}{line}\nexport {PREFIX}PORT=1\n")
-    found = load(environment(tmp_path / ".env"))
-    assert (found.host, found.port) == (value, 1)
+    loaded = load(environment(tmp_path / ".env"))
+    assert (loaded.host, loaded.port) == (value, 1)
 
 
 {@% if kind != 'event-driven' %@}
@@ -72,8 +72,8 @@ def test_the_key_that_signs_jobs_is_made_once_and_is_nobody_elses(tmp_path: Path
 def test_the_environment_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".env").write_text(f"# a comment\n{PREFIX}PORT=1\n{PREFIX}HOST=example\n")
     monkeypatch.setenv(f"{PREFIX}PORT", "2")
-    found = load(environment(tmp_path / ".env"))
-    assert (found.port, found.host) == (2, "example")
+    loaded = load(environment(tmp_path / ".env"))
+    assert (loaded.port, loaded.host) == (2, "example")
 
 
 def test_the_example_file_names_settings_that_exist() -> None:

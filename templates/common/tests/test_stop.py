@@ -1,5 +1,5 @@
 {@% set process = 'relay' if kind == 'event-driven' else 'worker' %@}
-"""SIGTERM ends the service in time, whatever a client is doing; and it holds no more clients than it can."""
+"""SIGTERM ends the service in time, whatever clients do; and there is a limit of open connections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .example import URL
 {@% endif %@}
 from .processes import Processes, until
 
-# Far more than it takes: an open connection used to hold it for as long as the client liked.
+# Far more than it takes: an open connection used to delay it for as long as the client liked.
 STOP_SECONDS = 45
 
 

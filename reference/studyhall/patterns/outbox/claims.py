@@ -1,11 +1,11 @@
 """Outbox claims: which events a relay may publish now, and what became of them.
 
-Promise: of a subject always the next in line is claimed, by one relay at a time, until its lease ends; a million
-published rows, or those in quarantine, cost a claim nothing. Nor do events held behind them: they are passed over
-seldom, once that takes longer than a second (`Search`).
+Promise: a subject's events are claimed in order, by one relay at a time, until its lease ends. A million published
+rows, or those in quarantine, cost a claim nothing. Nor do events held behind them: once passing over them takes
+more than a second, it is done seldom (`Search`).
 
-When it does NOT hold: a relay that publishes after its lease ended publishes a second time what another claimed
-meanwhile (see `relay`). While hundreds of thousands are held, what is requeued or tried again among them may wait
+When it does NOT hold: a relay that publishes after its lease ended duplicates what another claimed meanwhile (see
+`relay`). While hundreds of thousands of events are held, one that is requeued or retried among them may wait
 `LONGEST_SEARCH_PAUSE`.
 """
 
@@ -39,8 +39,8 @@ __all__ = ["BATCH_BYTES", "Claimed", "Failure", "Search", "claim", "settle"]
 
 # Of bodies in one batch; a relay needs about four times that while it publishes.
 BATCH_BYTES = 8 * 1024 * 1024
-QUICK_SEARCH = 1.0  # seconds: a claim that takes no longer looks at the whole backlog every time
-SEARCH_SHARE = 0.1  # of a relay's time, for looking at what is held, unless the pause is at its longest
+QUICK_SEARCH = 1.0  # seconds: a claim that is faster searches the whole backlog every time
+SEARCH_SHARE = 0.1  # of a relay's time for searching held events, unless the pause is at its longest
 LONGEST_SEARCH_PAUSE = 10.0
 
 
@@ -69,8 +69,8 @@ class Failure:
 class Search:
     """Where a relay begins to look, so that it does not pass over 200,000 held events again with every claim.
 
-    After a slow claim the next ones begin where that one found the first free event. They leave subjects alone of
-    which anything older is there, so the order holds.
+    After a slow claim the next ones begin where that one found the first free event. They skip subjects
+    with any older event, so the order holds.
     """
 
     def __init__(self) -> None:
@@ -103,10 +103,10 @@ async def claim(
     max_bytes: int = BATCH_BYTES,
     after: int = 0,
 ) -> list[Claimed]:
-    """Take up to `limit` events, oldest first, for `lease` seconds; of a subject always the next in line.
+    """Take up to `limit` events, oldest first, for `lease` seconds; each subject's in order.
 
-    Fewer when their bodies reach `max_bytes` before that, but always one. `after` a position: only of subjects of which
-    all there is to publish is younger, and was never tried.
+    Fewer when their bodies reach `max_bytes` first, but at least one. `after` a position: only of subjects whose
+    unpublished events are all younger and were never tried.
     """
     statement = _claim(is_postgres(store), hold, after > 0)
     wanted = {"to": destination, "worker": worker_id, "max": limit, "lease": lease, "bytes": max_bytes}
@@ -128,10 +128,10 @@ async def settle(
     failed: Sequence[Failure] = (),
     released: Sequence[int] = (),
 ) -> None:
-    """Write down what became of a batch. `released`: not tried, free for anybody at once.
+    """Record the outcome of a batch. `released`: not tried, free for anybody at once.
 
-    Published is a fact whoever holds the lease by now, in a transaction of its own; the rest only counts while
-    it is still ours.
+    What was published is recorded whoever holds the lease by now, in its own transaction; the rest only while the
+    lease is still ours.
     """
     now = clock(is_postgres(store))
     ours = outbox.c.claimed_by == worker_id
@@ -166,13 +166,13 @@ async def _newest(store: AsyncEngine, destination: str) -> int:
 
 @cache
 def _claim(postgres: bool, hold: bool, younger: bool = False) -> Any:
-    # A query of its own is asked once, a plain expression for every row that is looked at.
+    # A subquery is evaluated once, a plain expression for every row.
     now, row = select(clock(postgres)).scalar_subquery(), outbox.c
     waiting = [row.destination == bindparam("to"), unpublished, not_given_up]
     if younger:
         waiting.append(row.position > bindparam("after"))
-    # A subject with a leased, backing-off or quarantined event is taken as a whole. Asked per row, through the
-    # index: as a set (NOT IN, NOT EXISTS) it is read as a whole for every claim, 55 s for 200,000 in quarantine.
+    # A subject with a leased, backing-off or quarantined event is taken as a whole. Checked per row, through the
+    # index: as a set (NOT IN, NOT EXISTS) all of it is read for every claim, 55 s for 200,000 in quarantine.
     other = outbox.alias("other").c
     same_subject = (other.destination == bindparam("to"), other.subject == row.subject)
     taken = (
@@ -185,8 +185,8 @@ def _claim(postgres: bool, hold: bool, younger: bool = False) -> Any:
     )
     free_at_all = [row.due_at + 0.0 <= now, taken.is_(None)]
     if younger:
-        # By a search of its own: a constant would prove that `outbox_to_publish` holds the row, and a planner whose
-        # statistics are of an empty table then walks along all that wait.
+        # In a subquery: a constant would prove that `outbox_to_publish` holds the row, and a planner with the
+        # statistics of an empty table would then walk through all waiting rows.
         at_once = other.due_at == select(literal_column("0.0")).scalar_subquery()
         older: Any = select(literal_column("1")).where(*same_subject, other.published_at.is_(None), at_once)
         older = older.where(other.position <= bindparam("after")).limit(1).correlate(outbox)
@@ -207,7 +207,7 @@ def _claim(postgres: bool, hold: bool, younger: bool = False) -> Any:
     few = select(sized.c.position).where(sized.c.before < bindparam("bytes"))
     chosen: list[ColumnElement[bool]] = [row.position.in_(few)]
     if postgres:
-        # What SKIP LOCKED skipped is being claimed by somebody else right now: its successors are not ours.
+        # What SKIP LOCKED skipped is being claimed by another relay right now: its successors are not ours.
         last = select(func.max(free.c.position)).scalar_subquery()
         skipped = (
             select(row.subject, row.position)

@@ -1,6 +1,6 @@
 """The outbox on the command line. DATABASE_URL says where it is.
 
-python -m patterns.outbox.command                            who is how far behind, and what was set aside
+python -m patterns.outbox.command                            how far behind each is, and what was set aside
 python -m patterns.outbox.command retry DESTINATION EVENT…   sends these again, in their old place
 python -m patterns.outbox.command discard DESTINATION EVENT… never sends them: what waits behind them goes on
 """

@@ -1,10 +1,10 @@
-"""Outbox upkeep: how far behind the relay is, what it gave up on, and when published rows go.
+"""Outbox upkeep: how far behind the relay is, what it gave up on, and when published rows are purged.
 
 Promise: `lag` reads only unpublished rows; a quarantined event leaves the quarantine by `requeue`
 (published in its old place, before the events it held back) or by `discard` (never published, kept until
 purge), nothing else; `purge` deletes in short transactions and never touches what was not published.
 
-When it does NOT hold: replay reads these rows, so `purge` is also the end of what can be replayed.
+When it does NOT hold: replay reads these rows, so what is purged can no longer be replayed.
 Requeueing under `hold=False` publishes the event after its successors: its order was given up when it was
 skipped.
 """
@@ -53,7 +53,7 @@ async def lag(store: AsyncEngine, *, destination: str = BUS) -> Lag:
 
 
 async def destinations(store: AsyncEngine) -> list[str]:
-    """Those that have rows here."""
+    """Those with rows here."""
     async with read(store) as connection:
         return sorted(await connection.scalars(select(outbox.c.destination).distinct()))
 
@@ -81,7 +81,7 @@ async def requeue(store: AsyncEngine, event_ids: Sequence[str], *, destination: 
 
 
 async def discard(store: AsyncEngine, event_ids: Sequence[str], why: str, *, destination: str = BUS) -> int:
-    """Give quarantined events up for good, so that what waits behind them goes on."""
+    """Give up quarantined events for good, so that those behind them go on."""
     gone = {
         "due_at": 0.0,
         "published_at": clock(is_postgres(store)),
@@ -91,7 +91,7 @@ async def discard(store: AsyncEngine, event_ids: Sequence[str], why: str, *, des
 
 
 async def purge(store: AsyncEngine, older_than: float, *, batch: int = 1000) -> int:
-    """Delete up to `batch` rows published more than `older_than` seconds ago. Call again while it is full."""
+    """Delete up to `batch` rows published more than `older_than` seconds ago. Call again until it returns less."""
     # Looks at the oldest published positions only: a search by date would scan the table to find nothing.
     first = select(outbox.c.position, outbox.c.published_at).where(~unpublished)
     oldest = first.order_by(outbox.c.position).limit(batch).subquery()

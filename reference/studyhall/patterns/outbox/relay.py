@@ -2,8 +2,8 @@
 
 Promise: every committed event is handed to the publisher until it is durably accepted, in order per
 subject. A failing event delays only its own subject, with backoff and jitter, and is quarantined with the
-reason when its error is permanent or its attempts are used up. A bus that does not confirm an event costs it
-no attempt, whatever becomes of the others in its batch.
+reason when its error is permanent or its attempts are used up. An event the bus does not confirm
+consumes no attempt, whatever happens to the rest of its batch.
 `stop` finishes the publish in flight, writes down what happened and releases the rest at once; nothing but
 `stop` or cancellation ends a relay.
 
@@ -15,7 +15,7 @@ When it does NOT hold
   both publish it: the same ids, first copies still in order.
 - `lease` must be well above the time the bus takes for one batch: at 70 % of it the publish is cut off, and what
   the bus had accepted by then is published again.
-- Per subject one event is in flight at a time, because a batch that is accepted in part would reorder it.
+- Per subject one event is in flight at a time, because a partly accepted batch would reorder it.
   One hot subject is therefore as slow as the publisher's round trip.
 """
 
@@ -53,14 +53,14 @@ WEEK = 7 * 24 * 3600.0
 EVENTS_OUT = RetryPolicy(base=0.5, cap=60.0, attempts=10, max_age=WEEK)
 OUTAGE = RetryPolicy(base=0.2, cap=5.0)
 BUS_AWAY = (BrokerUnavailable, OSError)  # OSError covers ConnectionError and TimeoutError
-CUT_OFF = 0.7  # of the lease: the rest is for writing down what happened before somebody else may claim it
+CUT_OFF = 0.7  # of the lease: the rest is for recording the outcome before another relay may claim it
 PURGE_EVERY = 60.0
 PURGE_BATCH = 1000
 
 
 class Publisher(Protocol):
     async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
-        """One entry per event: None = durably accepted, else why not. Every `EventBus` is one."""
+        """One entry per event: None = durably accepted, else why not. Every `EventBus` fits."""
         ...
 
 
@@ -98,7 +98,7 @@ class Relay:
         self._rounds = Periodic("outbox relay", self._round, every=poll, on_error=self._store_failed)
         self._listening: asyncio.Task[None] | None = None
         self._outages = 0  # in a row
-        self._unwritten: list[int] = []  # published, and the store did not take the note of it yet
+        self._unwritten: list[int] = []  # published, but not yet recorded in the store
         self._purge_at = 0.0
         self._search = Search()
 
@@ -106,12 +106,12 @@ class Relay:
         self._rounds.stop()
 
     async def drain(self, grace: float) -> list[str]:
-        """As of a worker, for `run_until_signalled`: `run` returns when the batch in flight is written down."""
+        """As for a worker, for `run_until_signalled`: `run` returns when the batch in flight is recorded."""
         self.stop()
         return []
 
     async def run(self) -> None:
-        """Works until `stop` or cancellation. Every other error is reported, waited out and tried again."""
+        """Works until `stop` or cancellation. Every other error is logged and retried after a pause."""
         try:
             with answers_within():
                 await self._rounds.run()
@@ -128,7 +128,7 @@ class Relay:
         return busy > 0
 
     def _store_failed(self, error: BaseException) -> float:
-        # Anything: a list of what an outage looks like missed the pool's own TimeoutError.
+        # Any error: a list of outage errors missed the pool's own TimeoutError.
         self._outage("store", error)
         if self._listening is not None:  # on a connection that may be as dead as the others
             self._listening.cancel()
@@ -138,11 +138,11 @@ class Relay:
         return max(full_jitter(OUTAGE, self._outages), 0.05)
 
     async def _listen(self) -> None:
-        """Before the first look at the table: what is committed after it wakes us up."""
+        """Before the first look at the table: later commits wake us up."""
         if self._listening is not None and self._listening.done():
             ended, self._listening = self._listening, None
             if not ended.cancelled():
-                ended.result()  # raises what it met: an outage like any other
+                ended.result()  # raises its error: an outage like any other
         if self._listening is None:
             self._listening = asyncio.create_task(self._hear(await open_wakeup(self._store)))
 
@@ -192,7 +192,7 @@ class Relay:
                         published.append(row.position)
                     elif not isinstance(result, BUS_AWAY):
                         failed[row.subject] = self._judge(row, result)
-                    elif accepted:  # the bus is there, only not for this one
+                    elif accepted:  # the bus is up, it failed only this event
                         failed[row.subject] = _wait(row, result)
                 if away and not accepted:
                     self._outage("bus", away[0])
@@ -203,12 +203,12 @@ class Relay:
                 self.counts.published += len(published)
                 tried = {*published, *(failure.position for failure in failed.values())}
                 rest = [row.position for row in claimed if row.position not in tried]
-                await self._write_down()  # first, and apart: what is wrong with the rest must not undo it
+                await self._write_down()  # first, and apart: an error with the rest must not undo it
                 await settle(self._store, self.worker_id, failed=list(failed.values()), released=rest)
         return len(claimed)
 
     async def _write_down(self) -> None:
-        """Again until the store takes it: while the lease lasts, that saves publishing a second time."""
+        """Repeated until the store takes it: within the lease, that avoids publishing twice."""
         await settle(self._store, self.worker_id, published=self._unwritten)
         self._unwritten = []
 
@@ -221,7 +221,7 @@ class Relay:
             async with asyncio.timeout(max(until - time.monotonic(), 0.1)):
                 return await apart(self._publisher.publish, events)
         except TimeoutError:
-            slow = f"no answer within 70 % of the lease of {self._lease:g} s: slow, not away? Then raise `lease`"
+            slow = f"no answer within 70 % of the lease of {self._lease:g} s: if the bus is only slow, raise `lease`"
             return [BrokerUnavailable(slow)] * len(rows)
         except BUS_AWAY as error:
             return [error] * len(rows)
@@ -236,7 +236,7 @@ class Relay:
     def _judge(self, row: Claimed, error: BaseException) -> Failure:
         age = max(time.time() - row.created_at, 0.0)
         decision = decide(error, self._policy, row.attempts, age=age)
-        # Kept in the table, shown on consoles and logged: a broker's refusal likes to quote what it was sent.
+        # Kept in the table, shown on consoles and logged: a broker's refusal often quotes what it was sent.
         reason = redact_text(
             f"{error.reason}: {describe(error)}" if isinstance(error, InvalidEvent) else decision.reason
         )

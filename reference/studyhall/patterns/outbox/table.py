@@ -1,7 +1,7 @@
 """Outbox: the event is a row in the transaction that made it true; a relay publishes it afterwards.
 
 Promise: what commits is published, what rolls back never is, and nothing is visible before the commit.
-Events with one subject (aggregate key) reach the bus in commit order, whatever number of relays run and
+Events with one subject (aggregate key) reach the bus in commit order, however many relays run and
 whichever of them dies; subjects do not wait for each other. The event's id is its publish id, so repeats
 can be dropped.
 
@@ -70,8 +70,8 @@ unpublished = outbox.c.published_at.is_(None)
 Index("outbox_event", outbox.c.event_id, outbox.c.destination, unique=True)
 # A number instead of infinity: both databases read it the same way, in an index and in a search.
 not_given_up = outbox.c.due_at < literal_column("1e300")
-# Partial: they hold only what still has to be published, so a million published rows cost a claim nothing, nor
-# do those in quarantine.
+# Partial: they hold only what is still to be published, so a million published rows, or those in quarantine,
+# cost a claim nothing.
 for _name, _columns, _rows in (
     ("outbox_to_publish", (outbox.c.destination, outbox.c.position), unpublished & not_given_up),
     ("outbox_by_subject", (outbox.c.destination, outbox.c.subject, outbox.c.due_at, outbox.c.position), unpublished),
@@ -82,7 +82,7 @@ for _name, _columns, _rows in (
 async def add(tx: AsyncConnection, *events: Event, to: Iterable[str] = (BUS,)) -> int:
     """Store the events in the caller's transaction, one row per destination.
 
-    Returns the number of new rows. An id that is there is not added again, so a caller that retries after a
+    Returns the number of new rows. An existing id is not added again, so a caller that retries after a
     lost answer gets 0 and no second event.
     """
     destinations = sorted(set(to))

@@ -61,7 +61,7 @@ class _Listen:
         import psycopg
 
         try:
-            with answers_within(None):  # silence is what it hears most of the time
+            with answers_within(None):  # silence is normal here
                 async for _ in self._connection.notifies(stop_after=1):
                     pass
                 async for _ in self._connection.notifies(timeout=0):  # one look at the table answers a burst

@@ -1,6 +1,6 @@
 """The calls that wait for a human, on the command line. DATABASE_URL says where the ledger is.
 
-    python -m patterns.outside_call.command carrier                              which are unclear, the oldest first
+    python -m patterns.outside_call.command carrier                              the unclear ones, oldest first
     python -m patterns.outside_call.command carrier KEY --done '{"id": 7}'       it was made, with this answer
     python -m patterns.outside_call.command carrier KEY --again                  it was not: the next run makes it
 
@@ -60,7 +60,7 @@ def _connect(url: str) -> Any:
         return sqlite3.connect(f"file:{quote(file[1])}?mode=rw", uri=True, timeout=30)
     import psycopg
 
-    # As `open_store` takes it: with SQLAlchemy's name of the driver, and a word about the pooler.
+    # As `open_store` takes it: with SQLAlchemy's driver name and the pooler option.
     return psycopg.connect(re.sub(r"^(\w+)\+\w+|[?&]pooler=\w+$", r"\1", url))
 
 

@@ -1,8 +1,8 @@
-"""Where a saga stands and what is done next. Decided here without a server; `runner` carries it out.
+"""Where a saga stands and what comes next: decided here without a server, carried out by `runner`.
 
-What may be done about a request whose outcome is unknown is decided by the rules of `outside_call`: wait while it may
-still be running, then look it up, or repeat it while its key lives, or leave it to a human. Their ledger is not used:
-the step's own row says the same, under the saga's fence, in a commit that is made anyway.
+The rules of `outside_call` decide about a request whose outcome is unknown: wait while it may still be running, then
+look it up, or repeat it while its key lives, or leave it to a human. Its ledger is not used: the step's row says the
+same, under the saga's fence, in a commit that is made anyway.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Action", "Course", "Draft"]
 
 
 class Draft:
-    """A saga as its driver knows it, and what of that is not written yet."""
+    """A saga as its driver knows it, with the changes not yet written."""
 
     def __init__(self, saga: SagaRow, actor: str) -> None:
         self.saga, self.actor = saga, actor
@@ -55,7 +55,7 @@ class Draft:
         self.dirty = True
 
     def unwritten(self) -> Change | None:
-        """What there is to write; from then on it counts as written."""
+        """The changes to write; from then on they count as written."""
         if not self.dirty:
             return None
         change = Change(self.saga, [self.saga.steps[position] for position in self.changed], self.notes)
@@ -65,7 +65,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Action:
-    """What to do once the draft is written. `row`: the step as it was before this."""
+    """What to do once the draft is written. `row`: the step as it was before."""
 
     kind: Literal["look up", "send", "inside"]
     step: AnyStep
@@ -82,29 +82,29 @@ class Course:
         return self.margin + max(step.deadline for saga in self.sagas.values() for step in saga.steps)
 
     def next(self, draft: Draft) -> Action | None:
-        """Puts the intent of the next step into the draft, or the end, or the wait; None: nothing to do now."""
+        """Puts the next step's intent into the draft, or the end, or the wait. None: nothing to do now."""
         steps, rows = self.sagas[draft.saga.name].steps, draft.saga.steps
         if [step.name for step in steps] != [row.name for row in rows]:
-            return _needs_repair(draft, "its steps are not the definition's: rename a changed saga")
+            return _needs_repair(draft, "its steps differ from the definition: rename a changed saga")
         if draft.saga.cancel is not None and not draft.saga.backward:
             _turn_back(draft, draft.saga.cancel)
         return self._backward(draft, steps) if draft.saga.backward else self._forward(draft, steps)
 
     def crashed(self, draft: Draft) -> None:
-        """The process before us died with this saga: counted for the step that comes next, before that runs."""
+        """The previous process died with this saga: counted for the next step, before it runs."""
         seen = draft.copy()
         if (action := self.next(seen)) is not None:
             row = draft.saga.steps[action.row.position]
             draft.set(row, crashes=(row.crashes or 0) + 1)
 
     def found(self, draft: Draft, action: Action, effect: Result) -> Action | None:
-        """`resolve` was asked what came of an earlier request."""
+        """`resolve` has answered for an earlier request."""
         step, row = action.step, action.row
         assert isinstance(step, SagaStep)
         if draft.saga.backward:
             if effect is not None:
                 draft.set(row, result=_plain(effect))
-            elif step.longest:  # nothing is there, and nothing can come any more
+            elif step.longest:  # there is no effect, and none can come any more
                 draft.set(row, state="undone", since=None)
                 draft.tell("nothing to undo", row, "it was looked up")
             else:
@@ -164,7 +164,7 @@ class Course:
         return _end(draft, "completed")
 
     def _backward(self, draft: Draft, steps: Sequence[AnyStep]) -> Action | None:
-        """Strictly in reverse order, but past what waits or is stuck if one of the two is independent of it."""
+        """Strictly in reverse order, but past a waiting or stuck step if either of the two is independent."""
         blocked, soonest, stuck, now = False, None, None, time.time()
         for row in reversed(draft.saga.steps):
             step = steps[row.position]
@@ -191,7 +191,7 @@ class Course:
 
     def _begin(self, draft: Draft, step: AnyStep, row: StepRow) -> Action | None:
         if (row.crashes or 0) >= step.crashes:
-            return self._give_up(draft, row, f"its process died {row.crashes} times in it")
+            return self._give_up(draft, row, f"its process died {row.crashes} times")
         if not isinstance(step, SagaStep):
             if draft.dirty:
                 draft.change_saga(due_at=time.time() + self.lease())
@@ -210,10 +210,10 @@ class Course:
         if row.result is None and _rules(step).next(_call(step, row, row.sent_at)) is Next.LOOK_UP:
             return self._look_up(draft, step, row)
         if row.state == "undoing":
-            # Without keys an undo has to be harmless when it is repeated.
+            # Without keys, repeating an undo must be harmless.
             rules = replace(_rules(step), looks_up=not step.key_life)
             if rules.next(_call(step, row, row.undo_sent_at)) is Next.SET_ASIDE:
-                return self._give_up(draft, row, "it may have been made, and its key is forgotten by now")
+                return self._give_up(draft, row, "it may have been made, and its key is forgotten")
         return self._send(draft, step, row)
 
     def _repeat(self, draft: Draft, step: SagaStep, row: StepRow, then: Next) -> Action | None:
@@ -221,7 +221,7 @@ class Course:
             return self._look_up(draft, step, row)
         if then is Next.SEND:
             return self._send(draft, step, row)
-        why = "nobody knows whether it was made, and its key is forgotten by now: look there, then mark it or retry"
+        why = "nobody knows whether it was made, and its key is forgotten: look there, then mark it or retry"
         return _needs_repair(draft, f"{row.name}: {why}", row)
 
     def _look_up(self, draft: Draft, step: SagaStep, row: StepRow) -> Action:
@@ -229,7 +229,7 @@ class Course:
         return Action("look up", step, row, time.monotonic())
 
     def _send(self, draft: Draft, step: SagaStep, row: StepRow) -> Action:
-        """Intent before effect: from its commit on the step may have happened."""
+        """Intent before effect: once it is committed, the step may have happened."""
         began, now, back = time.monotonic(), time.time(), draft.saga.backward
         intent = {"state": "undoing", "undo_sent_at": now} if back else {"state": "started", "sent_at": now}
         draft.set(row, since=row.since or now, retry_at=None, **intent)
@@ -269,7 +269,7 @@ def _counting(step: AnyStep, backward: bool) -> tuple[str, RetryPolicy]:
 
 
 def _turn_back(draft: Draft, why: str, row: StepRow | None = None, detail: str | None = None) -> None:
-    for each in draft.saga.steps:  # the way back has attempts and a time of its own
+    for each in draft.saga.steps:  # the way back has its own attempts and time limit
         if each.since is not None or each.crashes:
             draft.set(each, since=None, crashes=None)
     draft.change_saga(state="compensating", backward=True, error=redact(why))

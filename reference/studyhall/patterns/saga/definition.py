@@ -1,4 +1,4 @@
-"""What a saga is made of: its steps, what takes each of them back, and what their providers promise."""
+"""What a saga is made of: its steps, how each is undone, and what their providers promise."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -13,7 +13,7 @@ __all__ = ["DbStep", "Inside", "Outside", "Result", "Saga", "SagaStep", "AnyStep
 
 @dataclass(frozen=True)
 class StepContext:
-    """What a step is told. `result`: what `do` returned, None while nobody knows whether it took effect."""
+    """What a step is given. `result`: what `do` returned, None while its effect is uncertain."""
 
     saga_id: str
     data: Mapping[str, Any]
@@ -37,21 +37,21 @@ TRY_HARD = RetryPolicy(base=0.5, cap=60, attempts=20)  # for undo, where giving 
 @dataclass(frozen=True)
 class _Limits:
     _: KW_ONLY
-    deadline: float = 10.0  # seconds for one try, and for a dead process to hold the saga
+    deadline: float = 10.0  # seconds for one try, and how long a dead process holds the saga
     retry: RetryPolicy = TRY
     undo_retry: RetryPolicy = TRY_HARD
     crashes: int = 10  # processes that may die in this step; a crash is not an attempt
-    independent: bool = False  # its undo may run before or after any other: a stuck one holds up none of them
-    final: bool = False  # once it was begun, the saga can no longer be cancelled
+    independent: bool = False  # its undo may run before or after any other, so a stuck one holds up none
+    final: bool = False  # once it has begun, the saga can no longer be cancelled
 
 
 @dataclass(frozen=True)
 class SagaStep(_Limits):
-    """An effect in another system. `resolve` asks there: the effect's result, or None if there is none.
+    """An effect in another system. `resolve` asks there for its result, None if there is no effect.
 
-    `longest`: seconds for which that system may go on with a request whose answer was lost. So long nothing is
-    repeated, looked up or undone, and a request of ours is given up after as many. 0: it makes one effect of all
-    requests with one key, and refuses what was undone. `key_life`: how long it remembers a key, 0 if it takes none.
+    `longest`: seconds that system may keep working on a request whose answer was lost. Until then nothing is
+    repeated, looked up or undone; we give a request up after the same time. 0: all requests with one key make one
+    effect, and what was undone is refused. `key_life`: how long it remembers a key, 0 if it takes none.
     """
 
     name: str
@@ -65,10 +65,10 @@ class SagaStep(_Limits):
 
 @dataclass(frozen=True)
 class DbStep(_Limits):
-    """An effect in the saga's own database, made in the given transaction. Short, and no outside calls: it is called
-    again when that transaction, which other sagas may share, was rolled back.
+    """An effect in the saga's own database, made in the given transaction. Short, no outside calls: it is called
+    again when that transaction, which other sagas may share, is rolled back.
 
-    `do=None`, for the first steps only: the transaction that starts the saga makes it true itself.
+    `do=None`, for the first steps only: the transaction that starts the saga does it.
     """
 
     name: str

@@ -1,14 +1,14 @@
 """Repair of sagas by a human: look at what got stuck, then say how it goes on.
 
 Promise: a repair takes the saga away from whoever drives it (new fence number), but not in the middle of a step:
-while a living runner has one started, `StepRunning` says so and until when. It is recorded with the person's name
+while a living runner is in one, `StepRunning` says so and until when. It is recorded with the person's name
 and note, and the next runner goes on from there at once.
 
 When it does not hold
 - Nobody checks a claim like "I refunded this by hand". The note is the evidence.
-- `force=True` takes the saga in the middle of a step. The call that its runner is in goes on: it may take effect
-  after it was undone, or beside the second one of a retry. Only a provider that knows the key, and refuses what
-  was undone, makes that harmless. For a runner that hangs or was frozen; a dead one is past its lease soon.
+- `force=True` takes the saga in the middle of a step. Its runner's call goes on: it may take effect after it was
+  undone, or beside the second call of a retry. Only a provider that knows the key, and refuses what was undone,
+  makes that harmless. Meant for a runner that hangs or was frozen; a dead one's lease ends soon.
 """
 
 import time
@@ -27,12 +27,12 @@ from .store import UnknownSaga, record, redact, sagas, steps
 __all__ = ["CannotRepair", "StepRunning", "TooLate", "cancel", "compensate", "mark", "retry"]
 
 
-# The next way has attempts and a time of its own.
+# The new direction has its own attempts and time limit.
 FROM_NOW_ON = {"since": None, "retry_at": None, "crashes": None}
 
 
 class TooLate(Permanent):
-    """A step that cannot be taken back was begun: the saga goes on."""
+    """A step that cannot be taken back has begun: the saga goes on."""
 
 
 class CannotRepair(Permanent):
@@ -96,7 +96,7 @@ async def cancel(tx: AsyncConnection, defined: Mapping[str, Saga], saga_id: str,
         raise TooLate(f"saga {saga_id}, {name}: {TooLate.__doc__}")
     await record(tx, saga_id, by, "cancelled", detail=reason)
     values: dict[str, Any] = {"cancel": redact(reason)}
-    if await _step_under_way(tx, saga) is None:  # else its driver finds it with its next write
+    if await _step_under_way(tx, saga) is None:  # otherwise its driver sees it at its next write
         values |= {"state": "running", "owner": None, "fence": saga.fence + 1, "due_at": time.time()}
     await tx.execute(update(sagas).where(sagas.c.id == saga_id).values(**values))
     return True
@@ -114,7 +114,7 @@ async def _taken(
     step: str | None = None,
     backward: bool = False,
 ) -> AsyncIterator[tuple[AsyncConnection, bool]]:
-    """Lock the saga, let the repair happen, then make the saga due under a new fence."""
+    """Lock the saga, repair it, then make it due under a new fence."""
     if not note.strip():
         raise CannotRepair("a repair needs a note: what was found, what was done about it")
     async with begin(store) as tx:
@@ -143,7 +143,7 @@ async def _locked(tx: AsyncConnection, saga_id: str) -> Row[Any]:
 
 
 async def _step_under_way(tx: AsyncConnection, saga: Row[Any]) -> str | None:
-    """The step that a living driver is in, if it is. Between two steps, and inside a `DbStep`, the fence is enough:
+    """The step a living driver is in, if any. Between two steps, and inside a `DbStep`, the fence is enough:
     the driver's next write, before any call, is refused."""
     if saga.owner is None or (saga.due_at or 0.0) <= time.time():
         return None

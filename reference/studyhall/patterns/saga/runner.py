@@ -9,13 +9,13 @@
 
 Promises
 - The intent is on disk before a request leaves, so any process can go on where a killed one stopped.
-- A step that was started "may have happened" until it is known. Its outcome is not guessed at: nothing is done while
-  the request may still be running (`longest`), then it is looked up with `resolve`, or repeated under the same key
-  while the provider remembers that, or the saga waits for a human; backward it is undone, or known not to be there.
-- Undo runs in strict reverse order, one step at a time, and is retried. When it gives up or meets `Permanent`, the
-  steps that are `independent` of it are undone all the same, then the saga waits as `needs_repair` for a human
-  (`saga.repair`), never silently.
-- `cancel` takes back a saga that runs or has completed, but never races the call that its driver is in.
+- A started step "may have happened" until its outcome is known. That is not guessed: nothing is done while the
+  request may still be running (`longest`), then it is looked up with `resolve`, or repeated under the same key while
+  the provider remembers it, or the saga waits for a human. Going back, it is undone, or known not to exist.
+- Undo runs in strict reverse order, one step at a time, and is retried. When it gives up or meets `Permanent`,
+  `independent` steps are still undone, then the saga waits as `needs_repair` for a human (`saga.repair`), never
+  silently.
+- `cancel` takes back a running or completed saga, but never races a call its driver is making.
 - A process that dies consumes no attempt, up to the step's `crashes`.
 - One driver at a time: lease and fence number (`saga.store`). A stale holder cannot write.
 - A `DbStep` takes effect in the transaction that records it: exactly once, never in doubt.
@@ -24,7 +24,7 @@ When they do not hold
 - There is no isolation: others see the seat reserved while the charge runs.
 - A `SagaStep` is called at least once: `ctx.key` must reach the provider as its idempotency key, or `resolve` must
   find the effect. With `longest=0`, `undo` must work for an effect that never happened (`ctx.result is None`) AND make
-  the provider refuse it from then on, for a paused process or a slow network may deliver the `do` later.
+  the provider refuse it from then on, because a paused process or slow network may deliver `do` later.
 - `undo=None` says that there is nothing to take back. An effect that cannot be undone goes last, and is `final`.
 """
 
@@ -99,18 +99,18 @@ class SagaRunner:
         self._sagas = {saga.name: saga for saga in sagas}
         self._course = Course(self._sagas, lease_margin)
         self._probe = probe
-        # Sagas that are driven side by side share their commits.
+        # Sagas driven side by side share their commits.
         self._commits = GroupCommit(self._write, max_batch=100, poison=POISON)
-        # Of the pool's eight connections commits and claims need one each; SQLite has one writer.
+        # Commits and claims each need one of the pool's eight connections; SQLite has one writer.
         at_once = 6 if is_postgres(store) else 1
         self._insides = GroupCommit(self._together, max_batch=8, at_once=at_once, poison=(Crowded,))
-        # Whose driver here met a store that failed: to be released when it works.
+        # Sagas whose driver met a failing store: released when it works.
         self._left: list[SagaRow] = []
         self._stopping = False
         self._rounds: Periodic | None = None
 
     async def start(self, tx: AsyncConnection, name: str, saga_id: str, data: Mapping[str, Any]) -> bool:
-        """Begin a saga when the caller's transaction commits. False: this saga was started before.
+        """Start a saga when the caller's transaction commits. False: it was started before.
 
         Then `wake()` the runner, here or through a job; without that it begins at the next poll.
         """
@@ -118,14 +118,14 @@ class SagaRunner:
         return await create(tx, saga_id, name, data, {step.name: step.do is None for step in steps})
 
     async def cancel(self, tx: AsyncConnection, saga_id: str, *, by: str, reason: str) -> bool:
-        """Take a running or a completed saga back when the caller's transaction commits. False: it goes back already.
+        """Take a running or completed saga back when the caller's transaction commits. False: it is going back.
 
-        A step that its driver is in comes to its end first. `TooLate`: a `final` step was begun.
+        The driver finishes its current step first. `TooLate`: a `final` step has begun.
         """
         return await cancel(tx, self._sagas, saga_id, by=by, reason=reason)
 
     async def run(self, saga_id: str) -> SagaRow:
-        """Drive one saga as far as it goes now. It may wait for a retry, or be in another process's hands."""
+        """Drive one saga as far as it goes now. It may wait for a retry, or another process may hold it."""
         for held in await self._claim(1, saga_id):
             await self._drive(held)
         return await load(self.store, saga_id)
@@ -190,7 +190,7 @@ class SagaRunner:
     async def _claim(self, limit: int, saga_id: str | None = None) -> list[ClaimedSaga]:
         names, seconds = list(self._sagas), self._course.lease()
         if left := self._left[:]:
-            # Else the end of their leases would count as a crash, and with enough of those a step is given up.
+            # Otherwise the end of a lease counts as a crash, and enough crashes make a step give up.
             await release(self.store, left, full_jitter(OUTAGE, 3))
             del self._left[: len(left)]
         return await claim(self.store, owner=self.owner, names=names, seconds=seconds, limit=limit, saga_id=saga_id)
@@ -209,12 +209,12 @@ class SagaRunner:
         except (Exception, asyncio.CancelledError):
             if told_to_end():
                 raise
-            # The store failed between two steps. Nothing is lost: it is released, or the lease ends.
+            # The store failed between two steps. Nothing is lost: the saga is released, or its lease ends.
             log.exception("saga %s: left to the next runner", held.saga.id)
             self._left.append(held.saga)
 
     async def _settle(self, draft: Draft, then: Callable[[Draft], Action | None]) -> Action | None:
-        """Write down what is known together with what comes next, in one commit."""
+        """Write what is known together with what comes next, in one commit."""
         before = draft.copy()
         action = self._decided(draft, then)
         try:
@@ -236,7 +236,7 @@ class SagaRunner:
         return [None] * len(changes)
 
     async def _outside(self, draft: Draft, action: Action) -> Action | None:
-        """Ask or do or undo, then record what came of it."""
+        """Look up, do or undo, then record the outcome."""
         step = action.step
         assert isinstance(step, SagaStep)
         context = self._course.context(draft, action)
@@ -323,7 +323,7 @@ class SagaRunner:
         return self._course.done(draft, action, result, stop=self._stopping)
 
     def _reach(self, when: str, what: str, draft: Draft, action: Action | None, backward: bool | None = None) -> None:
-        # A look-up has no intent and no effect of its own, but what it found is recorded.
+        # A look-up has no intent and no effect of its own, but its result is recorded.
         if action is not None and (action.kind != "look up" or what == "record"):
             undo = "undo " if (draft.saga.backward if backward is None else backward) else ""
             self._probe(f"{when} {undo}{what}", draft.saga.id, action.row.name)
@@ -344,7 +344,7 @@ async def _time_for(action: Action) -> AsyncIterator[None]:
     limit = action.step.deadline
     if isinstance(action.step, SagaStep) and action.kind == "send" and action.step.longest:
         limit = min(limit, action.began + action.step.longest - time.monotonic())
-        if limit <= 0:  # others count from the intent
+        if limit <= 0:  # other processes count from the intent
             raise NotMade("this process stood still between the intent and the request")
     with answers_within(max(ANSWER, limit)):
         async with asyncio.timeout(limit):

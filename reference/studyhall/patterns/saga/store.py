@@ -7,8 +7,8 @@ Promises
 
 When they do not hold
 - The lease ends by the wall clock. Where clocks differ by more than the lease, a second process takes over
-  early: the fence still refuses the first one's writes, but the outside call it is in runs twice, and only
-  the provider key makes that one effect.
+  early: the fence still refuses the first one's writes, but its outside call runs twice, and only the
+  provider key makes that one effect.
 """
 
 import json
@@ -107,7 +107,7 @@ steps = Table(
     Column("undo_attempts", Integer, nullable=False, default=0),
     Column("since", Double),  # first try in the present direction
     Column("result", JSON(none_as_null=True)),  # NULL until it is known that the step took effect
-    Column("sent_at", Double),  # of a request that may have taken effect; 0: and is certainly over
+    Column("sent_at", Double),  # of a request that may have taken effect; 0: it is certainly over
     Column("undo_sent_at", Double),
     Column("retry_at", Double),  # of an undo that failed
     Column("crashes", Integer),
@@ -187,14 +187,14 @@ class HistoryRow:
 
 
 class ClaimedSaga(NamedTuple):
-    """A saga that was claimed: its fence number is the right to write to it until somebody has a higher one."""
+    """A claimed saga: its fence number is the right to write to it until somebody has a higher one."""
 
     saga: SagaRow
     taken_over: bool  # from a process that died, or froze, with it
 
 
 class Change(NamedTuple):
-    """What is written at once: the saga, those of its steps that changed, and the lines of its history."""
+    """What is written at once: the saga, its changed steps and the new lines of its history."""
 
     saga: SagaRow
     steps: Sequence[StepRow]
@@ -204,7 +204,7 @@ class Change(NamedTuple):
 def write(tx: Connection, changes: Sequence[Change]) -> None:
     """Each change proves with its fence number that nobody has taken its saga over; else nothing is written."""
     now = time.time()
-    # In one order, or two processes that write to the same sagas wait for each other.
+    # In a fixed order, or two processes that write to the same sagas would deadlock.
     held = [
         {
             **{name: getattr(saga, name) for name in _SAGA_CHANGES},
@@ -240,7 +240,7 @@ def _refuse(tx: Connection, saga: SagaRow) -> None:
 
 
 class Batch(NamedTuple):
-    """A statement for any number of rows: sent once for each of them, or once with all of them as JSON.
+    """A statement for any number of rows: sent once per row, or once with all rows as JSON.
 
     The second is for PostgreSQL: psycopg's `executemany` waits for each row, which was two thirds of a runner's time.
     """
@@ -256,7 +256,7 @@ Given = Callable[[str], ColumnElement[Any]]
 def batch(build: Callable[[Given], Update | Insert], **types: Any) -> Batch:
     name = f"_{build.__name__}"
     rows = func.json_to_recordset(cast(bindparam(name, type_=Text), JSON))
-    # JSON goes as text inside the JSON: PostgreSQL then reads no escapes of it, of which it refuses some ("\\u0000").
+    # JSON goes as text inside the JSON: PostgreSQL then reads no escapes in it; it refuses some ("\\u0000").
     flat = {name: Text() if isinstance(type_, JSON) else type_ for name, type_ in types.items()}
     new = rows.table_valued(*(column(name, type_) for name, type_ in flat.items()))
     new = new.render_derived(name="new", with_types=True)
@@ -271,7 +271,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def _send(tx: Connection, first: Batch, rows: Rows, *more: tuple[Batch, Rows]) -> int:
-    """How many rows the first one met."""
+    """How many rows `first` matched."""
     if tx.dialect.name == "postgresql":  # one statement for all: a DbStep waits for each of its round trips
         given = {first.name: json.dumps(rows)} | {batch.name: json.dumps(others) for batch, others in more}
         return tx.execute(_at_once(first, *(batch for batch, _ in more)), given).rowcount
@@ -328,9 +328,9 @@ _NOTE = batch(_tell, **{name: saga_history.c[name].type for name in _NOTES})
 async def create(
     tx: AsyncConnection, saga_id: str, name: str, data: Mapping[str, Any], made: Mapping[str, bool]
 ) -> bool:
-    """Insert the saga in the caller's transaction; `made`: its steps, True for those that are done with it.
+    """Insert the saga in the caller's transaction; `made`: its steps, True for those done with it.
 
-    False: it is there already, the same.
+    False: the same saga exists already.
     """
     now, plain = time.time(), json.loads(json.dumps(dict(data), allow_nan=False))
     row = {"id": saga_id, "name": name, "state": "running", "data": plain, "due_at": now}
@@ -362,7 +362,7 @@ async def create(
 async def claim(
     store: AsyncEngine, *, owner: str, names: Collection[str], seconds: float, limit: int, saga_id: str | None = None
 ) -> list[ClaimedSaga]:
-    """Take due sagas, oldest first, of those `names` only: definitions this process has."""
+    """Take due sagas, oldest first, only of these `names`: those this process defines."""
     now = time.time()
     due = _DUE if saga_id is None else _DUE.where(sagas.c.id == saga_id)
     given = {"_now": now, "_names": list(names), "_limit": limit}
@@ -390,7 +390,7 @@ async def claim(
 
 
 async def release(store: AsyncEngine, held: Sequence[SagaRow], seconds: float) -> None:
-    """Due for anybody after this many seconds, unless somebody has taken it over since."""
+    """Make sagas due for anybody after this many seconds, unless taken over since."""
     rows = [{"_id": saga.id, "_fence": saga.fence, "_due": time.time() + seconds} for saga in held]
     await in_one_hop(store, lambda tx: _send(tx, _FREE, rows), write=True)
 
@@ -449,7 +449,7 @@ async def history(store: AsyncEngine, saga_id: str) -> list[HistoryRow]:
 
 
 async def purge(store: AsyncEngine, older_than: float, *, batch: int = 500) -> int:
-    """Forget up to `batch` sagas that ended more than `older_than` seconds ago. Call again while it is full."""
+    """Delete up to `batch` sagas that ended more than `older_than` seconds ago. Call again until it returns less."""
     ended = (sagas.c.state.in_(("completed", "compensated")), sagas.c.updated_at < time.time() - older_than)
     async with begin(store) as tx:
         old = (await tx.scalars(select(sagas.c.id).where(*ended).limit(batch))).all()
@@ -477,5 +477,5 @@ def note(saga_id: str, actor: str, event: str, step: str | None = None, detail: 
 
 
 def redact(text: str, limit: int = 1000) -> str:
-    """A provider's error text likes to repeat what it was sent: an e-mail address, a card number, a token."""
+    """A provider's error text often repeats what it was sent: an e-mail address, a card number, a token."""
     return clean_text(redact_text(text), limit)

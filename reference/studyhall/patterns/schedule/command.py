@@ -1,6 +1,6 @@
-"""What became of the schedules, on the command line. DATABASE_URL says where that is written.
+"""The schedules' history on the command line. DATABASE_URL says where it is.
 
-python -m patterns.schedule.command      each schedule: its last slot, how many ran, and the latest that were missed
+python -m patterns.schedule.command      each schedule: its last slot, how many ran, and the latest missed ones
 """
 
 import argparse
