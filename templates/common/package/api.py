@@ -194,8 +194,8 @@ async def alive() -> dict[str, str]:
 
 async def ready(app: Opened) -> JSONResponse:
     """503 while Redis or the database does not answer, or a table lacks columns of this version."""
-    faults = await problems(redis=app.producer.redis.ping, database=lambda: ping(app.store))
-    return JSONResponse(dict(faults), status_code=503 if faults else 200)
+    down = await problems(redis=app.producer.redis.ping, database=lambda: ping(app.store))
+    return JSONResponse(dict(down), status_code=503 if down else 200)
 
 
 async def metrics(app: Opened) -> PlainTextResponse:
