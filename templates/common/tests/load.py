@@ -71,8 +71,8 @@ async def climb(port: int, most: int) -> None:
             if refused or p99 > 1000 * SLOW or behind > SLOW:
                 why = f"the {@ process @} is {behind:.1f} s behind" if behind > SLOW else "the API answers too late"
                 why = f"{refused} were refused" if refused else why
-                most = f"{carried:g}" if carried else f"fewer than {rate}"
-                print(f"carries {most} requests a second; saturated at {rate}: {why}")
+                shown = f"{carried:g}" if carried else f"fewer than {rate}"
+                print(f"carries {shown} requests a second; saturated at {rate}: {why}")
                 return
             carried, rate = rate, rate * 2
     print(f"carries {carried:g} requests a second, and was asked for no more")
