@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from studyhall.patterns.core.group_commit import LATE, GroupCommit
+from studyhall.patterns.core.group_commit import GroupCommit
 
 
 class Ledger:
@@ -127,74 +127,3 @@ def test_a_loop_that_ends_leaves_no_caller_hanging():
 
     asyncio.run(use())
     assert ended == ["cancelled"]
-
-
-async def test_a_batch_that_takes_long_gets_company_and_a_quick_one_does_not():
-    written, most, slow = [], 0, asyncio.Event()
-
-    async def flush(items):
-        nonlocal most
-        written.append(items)
-        most = max(most, len(written) - len(done))
-        if "slow" in items:
-            await slow.wait()
-        done.append(items)
-        return items
-
-    done = []
-    group = GroupCommit(flush, max_batch=2, at_once=3)
-    quick = await asyncio.gather(*(group.submit(number) for number in range(10)))
-    assert (quick, most) == (list(range(10)), 1)
-    held = [asyncio.create_task(group.submit("slow")) for _ in range(8)]
-    async with asyncio.timeout(5):
-        while most < 3:
-            await asyncio.sleep(0.01)
-    assert len(written) - len(done) == 3
-    slow.set()
-    assert await asyncio.gather(*held) == ["slow"] * 8
-
-
-async def test_who_comes_while_a_batch_hangs_is_written_beside_it_and_poison_too():
-    began, hangs, done = asyncio.Event(), asyncio.Event(), []
-
-    async def flush(items):
-        if len(items) > 1 and "bad" in items:
-            raise ValueError
-        if "slow" in items:
-            began.set()
-            await hangs.wait()
-        done.append(items)
-        return [ValueError() if item == "bad" else item for item in items]
-
-    group = GroupCommit(flush, max_batch=4, at_once=2, poison=(ValueError,))
-    slow = asyncio.create_task(group.submit("slow"))
-    async with asyncio.timeout(5):
-        await began.wait()
-        for _ in range(3):  # also after the helper had nothing to do for a while
-            assert await group.submit("late") == "late"
-            await asyncio.sleep(3 * LATE)
-        answers = await asyncio.gather(*(group.submit(item) for item in ("a", "bad", "b")), return_exceptions=True)
-    assert [answers[0], type(answers[1]), answers[2]] == ["a", ValueError, "b"]
-    assert ["a"] in done
-    assert not slow.done()
-    hangs.set()
-    assert await slow == "slow"
-
-
-async def test_what_hangs_alone_after_a_batch_died_of_it_does_not_hold_up_the_others_of_that_batch():
-    hangs = asyncio.Event()
-
-    async def flush(items):
-        if "hangs" in items:
-            if len(items) > 1:
-                raise ValueError
-            await hangs.wait()
-        return items
-
-    group = GroupCommit(flush, max_batch=4, at_once=2, poison=(ValueError,))
-    stuck, *others = [asyncio.create_task(group.submit(item)) for item in ("hangs", "a", "b", "c")]
-    async with asyncio.timeout(5):
-        assert await asyncio.gather(*others) == ["a", "b", "c"]
-    assert not stuck.done()
-    hangs.set()
-    assert await stuck == "hangs"
