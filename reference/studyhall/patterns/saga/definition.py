@@ -65,8 +65,7 @@ class SagaStep(_Limits):
 
 @dataclass(frozen=True)
 class DbStep(_Limits):
-    """An effect in the saga's own database, made in the given transaction. Short, no outside calls: it is called
-    again when that transaction, which other sagas may share, is rolled back.
+    """An effect in the saga's own database, made in the given transaction. Short, and no outside calls.
 
     `do=None`, for the first steps only: the transaction that starts the saga does it.
     """

@@ -36,7 +36,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -45,7 +45,7 @@ from ..core.clock import Periodic, apart, told_to_end
 from ..core.failures import describe
 from ..core.group_commit import GroupCommit
 from ..core.job import RetryPolicy
-from ..core.store import ANSWER, answers_within, begin, in_one_hop, is_postgres
+from ..core.store import ANSWER, answers_within, begin, in_one_hop
 from ..outside_call.ledger import NotMade
 from ..retry import full_jitter
 from .course import Action, Course, Draft
@@ -73,14 +73,7 @@ log = logging.getLogger(__name__)
 # Named moments around an effect, for logs and for tests that kill here: (moment, saga id, step name).
 Probe = Callable[[str, str, str], None]
 OUTAGE = RetryPolicy(base=0.2, cap=5.0)
-TOGETHER = 2.0  # seconds for the steps of several sagas in one transaction
 POISON = (Crowded, DataError, IntegrityError, ProgrammingError, ValueError)  # what one bad change can cause
-
-
-class _Inside(NamedTuple):
-    draft: Draft
-    action: Action
-    before: Draft
 
 
 class SagaRunner:
@@ -101,9 +94,8 @@ class SagaRunner:
         self._probe = probe
         # Sagas driven side by side share their commits.
         self._commits = GroupCommit(self._write, max_batch=100, poison=POISON)
-        # Commits and claims each need one of the pool's eight connections; SQLite has one writer.
-        at_once = 6 if is_postgres(store) else 1
-        self._insides = GroupCommit(self._together, max_batch=8, at_once=at_once, poison=(Crowded,))
+        # Of the pool's eight connections, commits and claims need one each, and more are opened and closed.
+        self._turns = asyncio.Semaphore(6)
         # Sagas whose driver met a failing store: released when it works.
         self._left: list[SagaRow] = []
         self._stopping = False
@@ -267,8 +259,19 @@ class SagaRunner:
     async def _inside(self, draft: Draft, action: Action) -> Action | None:
         """The effect, its record and the next step's intent: one transaction."""
         before, backward = draft.copy(), draft.saga.backward
+        call: Any = action.step.undo if backward else action.step.do
+        context = self._course.context(draft, action)
         try:
-            after = await self._insides.submit(_Inside(draft, action, before))
+            with answers_within(max(ANSWER, action.step.deadline)):
+                async with self._turns, begin(self.store) as tx:
+                    # Only now: waiting for a connection is not the step's fault.
+                    async with _time_for(action):
+                        result = await apart(call, context, tx) if call else None
+                    self._reach("after", "effect", draft, action)
+                    after = self._decided(draft, lambda draft: self._done(draft, action, result))
+                    change = draft.unwritten()
+                    assert change is not None
+                    await tx.run_sync(write, [change])
         except SagaLeaseLost:
             raise
         except CancelAsked as asked:
@@ -288,36 +291,6 @@ class SagaRunner:
         self._reach("after", "record", draft, action, backward)
         self._reach("after", "intent", draft, after)
         return after
-
-    async def _together(self, insides: Sequence[_Inside]) -> Sequence[Action | BaseException | None]:
-        """Steps of several sagas in one transaction. If one of them spoils it, each gets a transaction of its own."""
-        alone, committing = len(insides) == 1, False
-        longest = max(action.step.deadline for _, action, _ in insides)
-        try:
-            with answers_within(max(ANSWER, longest)):
-                async with begin(self.store) as tx:
-                    # Only now: waiting for a connection is not the step's fault.
-                    async with asyncio.timeout(None if alone else TOGETHER):
-                        after = [await self._take_effect(tx, draft, action) for draft, action, _ in insides]
-                    changes = [draft.unwritten() for draft, _, _ in insides]
-                    await tx.run_sync(write, [change for change in changes if change is not None])
-                    committing = True
-        except (Exception, asyncio.CancelledError) as error:
-            if told_to_end():
-                raise
-            if alone or committing:
-                return [error] * len(insides)
-            for draft, _, before in insides:
-                draft.become(before.copy())
-            raise Crowded(Crowded.__doc__) from error
-        return after
-
-    async def _take_effect(self, tx: AsyncConnection, draft: Draft, action: Action) -> Action | None:
-        call: Any = action.step.undo if draft.saga.backward else action.step.do
-        async with _time_for(action):
-            result = await apart(call, self._course.context(draft, action), tx) if call else None
-        self._reach("after", "effect", draft, action)
-        return self._decided(draft, lambda draft: self._done(draft, action, result))
 
     def _done(self, draft: Draft, action: Action, result: Result) -> Action | None:
         return self._course.done(draft, action, result, stop=self._stopping)
