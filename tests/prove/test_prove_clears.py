@@ -49,7 +49,10 @@ BROKER = ("broker-kill", "broker-restart", "broker-freeze")
 
 
 def test_a_service_that_keeps_its_promises_is_not_flagged(parcels, card_of):
-    card = card_of(parcels(), quick=True)
+    # Named, so that a crowded machine does not cut any of them off.
+    quick = [name for name, fault in FAULTS.items() if fault.quick and not fault.needs(parcels())]
+    card = card_of(parcels(), *quick, quick=True)
+    assert verdicts(card).keys() >= set(quick) - {"none"}
     assert set(verdicts(card).values()) == {"held"}, as_text(card)
 
 

@@ -696,6 +696,18 @@ async def test_a_full_connection_limit_delays_sagas_and_costs_no_attempt_and_no_
     await close(admin)
 
 
+async def test_a_commit_that_is_still_running_is_waited_for_before_its_outcome_is_read(store):
+    """Its answer was given up: read too soon the step was pending, and its effect was made again."""
+    await started(store, Saga("trip", [World().step("a")]))
+    async with begin(store) as tx:
+        await tx.execute(text("UPDATE saga SET error = 'committed late' WHERE id = 's1'"))
+        assert (await saga_store.load(store, "s1")).error is None
+        looking = asyncio.create_task(saga_store.load(store, "s1", wait=True))
+        done, _ = await asyncio.wait([looking], timeout=0.5)
+        assert not done
+    assert (await looking).error == "committed late"
+
+
 # Outside steps share their commits. A DbStep: ping, begin, effect, the statements of its record and commit.
 @pytest.mark.parametrize(
     ("step", "postgres", "sqlite"), [(SagaStep, 1.5, 1.0), (DbStep, 22.0, 38.0)], ids=["outside", "inside"]

@@ -241,6 +241,26 @@ async def test_nested_begin_on_sqlite_is_a_named_error_not_a_deadlock(tmp_path, 
     await close(store)
 
 
+@pytest.mark.parametrize("hop", [False, True])
+async def test_a_refused_commit_leaves_no_transaction_open(store, hop):
+    """SQLite kept it, with the write lock: the next writer met a transaction within a transaction."""
+    deferred = "REFERENCES parents(id) DEFERRABLE INITIALLY DEFERRED"
+
+    async def write(statement):
+        if hop:
+            return await in_one_hop(store, lambda tx: tx.execute(text(statement)).rowcount, write=True)
+        async with begin(store) as tx:
+            return (await tx.execute(text(statement))).rowcount
+
+    await write("CREATE TABLE parents (id integer PRIMARY KEY)")
+    await write(f"CREATE TABLE children (parent integer {deferred})")
+    for _ in range(3):
+        with pytest.raises(IntegrityError):
+            await write("INSERT INTO children VALUES (1)")
+    assert await write("INSERT INTO parents VALUES (1)") == 1
+    assert await write("INSERT INTO children VALUES (1)") == 1
+
+
 async def test_foreign_keys_are_enforced(store):
     with pytest.raises(IntegrityError):
         async with begin(store) as tx:

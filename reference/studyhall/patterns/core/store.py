@@ -122,7 +122,11 @@ async def begin(store: AsyncEngine, *, durable: bool = False) -> AsyncIterator[A
             await connection.execution_options(store_durable=durable)
             await connection.begin()
             yield connection
-            await connection.commit()
+            try:
+                await connection.commit()
+            except BaseException:  # SQLite keeps the transaction of a refused COMMIT open, and the write lock with it
+                await connection.invalidate()
+                raise
 
 
 @asynccontextmanager
@@ -179,7 +183,11 @@ def _transact(engine: Engine, work: Callable[[Connection], T]) -> T:
     with engine.connect() as connection:
         connection.begin()
         done = work(connection)
-        connection.commit()
+        try:
+            connection.commit()
+        except BaseException:  # as in `begin`
+            connection.invalidate()
+            raise
         return done
 
 

@@ -281,7 +281,7 @@ class SagaRunner:
                 raise
             failed = error
             # A COMMIT whose answer was lost has happened or not, and only the table knows.
-            stands = await load(self.store, draft.saga.id)
+            stands = await load(self.store, draft.saga.id, wait=True)
             draft.become(before)
             if stands.fence == before.saga.fence and stands.steps[action.row.position].state != action.row.state:
                 draft.become(Draft(stands, self.owner))

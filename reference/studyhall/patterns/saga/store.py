@@ -395,14 +395,16 @@ async def release(store: AsyncEngine, held: Sequence[SagaRow], seconds: float) -
     await in_one_hop(store, lambda tx: _send(tx, _FREE, rows), write=True)
 
 
-async def load(store: AsyncEngine, saga_id: str) -> SagaRow:
+async def load(store: AsyncEngine, saga_id: str, *, wait: bool = False) -> SagaRow:
+    """`wait`: for whoever is changing it, such as a COMMIT that goes on although its answer was given up."""
+
     def look(tx: Connection) -> SagaRow:
-        saga = tx.execute(_SAGA, {"_id": saga_id}).mappings().first()
+        saga = tx.execute(_SAGA.with_for_update() if wait else _SAGA, {"_id": saga_id}).mappings().first()
         if saga is None:
             raise UnknownSaga(f"{saga_id}: {UnknownSaga.__doc__}")
         return _with_steps(tx, [SagaRow(**saga)])[0]
 
-    return await in_one_hop(store, look, write=False)
+    return await in_one_hop(store, look, write=wait)
 
 
 def _with_steps(tx: Connection, bare: Sequence[SagaRow]) -> list[SagaRow]:
