@@ -202,6 +202,12 @@ def _set_up_sqlite(engine: Engine, synchronous: str) -> None:
         with suppress(Exception):
             dbapi_connection.rollback()
 
+    @event.listens_for(engine, "checkin")
+    def _end(dbapi_connection: Any, _record: object) -> None:
+        # SQLite keeps the transaction of a refused COMMIT, and the write lock with it; for SQLAlchemy it has ended.
+        if dbapi_connection is not None and getattr(dbapi_connection, "_connection", dbapi_connection).in_transaction:
+            dbapi_connection.rollback()
+
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         options = connection.get_execution_options()

@@ -122,11 +122,7 @@ async def begin(store: AsyncEngine, *, durable: bool = False) -> AsyncIterator[A
             await connection.execution_options(store_durable=durable)
             await connection.begin()
             yield connection
-            try:
-                await connection.commit()
-            except BaseException:  # SQLite keeps the transaction of a refused COMMIT open, and the write lock with it
-                await connection.invalidate()
-                raise
+            await connection.commit()
 
 
 @asynccontextmanager
@@ -183,11 +179,7 @@ def _transact(engine: Engine, work: Callable[[Connection], T]) -> T:
     with engine.connect() as connection:
         connection.begin()
         done = work(connection)
-        try:
-            connection.commit()
-        except BaseException:  # as in `begin`
-            connection.invalidate()
-            raise
+        connection.commit()
         return done
 
 
