@@ -23,7 +23,7 @@ pytestmark = pytest.mark.fault
 
 
 @pytest.mark.slow
-async def test_killed_producers_leave_no_job_without_its_blob_and_no_blob_for_ever(
+async def test_killed_producers_leave_no_job_without_its_blob_and_no_blob_forever(
     redis_url, tmp_path, spawn, scale, seed, figures
 ):
     kills, rng = scale(4, 20), random.Random(seed)

@@ -67,7 +67,7 @@ async def test_timed_out_subprocess_is_killed_with_its_children_and_never_charge
 
 
 @pytest.mark.fault
-async def test_hung_jobs_give_their_slots_back_where_they_block_the_queue_without_a_deadline(redis_url, figures):
+async def test_hung_jobs_release_their_slots_where_they_block_the_queue_without_a_deadline(redis_url, figures):
     slots, others = 2, 20
 
     async def work(job):

@@ -48,7 +48,7 @@ async def kill_consumers(store, urls, spawn, *, kills, events, seed):
 
 
 @pytest.mark.slow
-async def test_killed_consumers_lose_and_double_nothing_while_set_nx_does_both(
+async def test_killed_consumers_lose_and_duplicate_nothing_while_set_nx_does_both(
     *, store, store_url, redis_url, spawn, scale, seed, figures
 ):
     kills, events = scale(12, 48), scale(60, 240)

@@ -215,7 +215,7 @@ async def fill(store, count):
 
 
 @pytest.mark.fault
-async def test_three_relays_at_once_double_nothing_while_two_naive_ones_double_all(store, relays, scale, figures):
+async def test_three_relays_at_once_duplicate_nothing_while_two_naive_ones_duplicate_all(store, relays, scale, figures):
     """With the default lease of 30 s: none stalls for longer, even on a crowded machine."""
     count = scale(200, 2000)
     await fill(store, count)
@@ -254,7 +254,7 @@ async def test_three_relays_at_once_double_nothing_while_two_naive_ones_double_a
 
 
 @pytest.mark.fault
-async def test_a_relay_frozen_past_its_lease_doubles_what_it_held_and_reorders_nothing(store, relays, figures):
+async def test_a_relay_frozen_past_its_lease_duplicates_what_it_held_and_reorders_nothing(store, relays, figures):
     """The limit of the promise above: a lease cannot stop a process that does not know it is late."""
     relays.publish_seconds, relays.lease_seconds = 0.02, 2.0
     events = 100
@@ -304,7 +304,7 @@ async def test_a_relay_frozen_past_its_lease_doubles_what_it_held_and_reorders_n
 
 
 @pytest.mark.fault
-async def test_overlapping_runs_in_one_process_double_nothing_while_a_naive_interval_does(store, figures):
+async def test_overlapping_runs_in_one_process_duplicate_nothing_while_a_naive_interval_does(store, figures):
     events = 50
     await fill(store, events)
     naive = SlowSink()

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.fault
 
 
 @pytest.mark.slow
-async def test_sigterms_mid_job_spend_no_attempt_and_stall_nothing(redis_url, tmp_path, spawn, scale, seed, figures):
+async def test_sigterms_mid_job_consume_no_attempt_and_stall_nothing(redis_url, tmp_path, spawn, scale, seed, figures):
     rolls, jobs, grace = scale(4, 20), scale(160, 800), 1.0
     rng = random.Random(seed)
     exits = []
@@ -72,7 +72,7 @@ async def test_the_usual_worker_strands_its_jobs_on_sigterm(redis_url, tmp_path,
         assert (await ledger.counts())["active"] > 0
 
 
-async def test_a_second_sigterm_gives_the_jobs_back_at_once(redis_url, tmp_path, spawn):
+async def test_a_second_sigterm_releases_the_jobs_at_once(redis_url, tmp_path, spawn):
     async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
         await ledger.producer.enqueue(ledger_jobs.entry(1, seconds=25))
         worker = await ledger.worker(grace=60)

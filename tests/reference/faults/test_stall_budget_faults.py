@@ -17,7 +17,7 @@ pytestmark = pytest.mark.fault
 
 
 @pytest.mark.slow
-async def test_random_kills_lose_fail_and_double_nothing(redis_url, tmp_path, spawn, scale, seed, figures):
+async def test_random_kills_lose_fail_and_duplicate_nothing(redis_url, tmp_path, spawn, scale, seed, figures):
     jobs, kills = scale(250, 1000), scale(5, 20)
     rng = random.Random(seed)
     async with Ledger.open(redis_url, tmp_path / "ours", spawn) as ledger:

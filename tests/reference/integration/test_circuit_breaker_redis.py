@@ -76,7 +76,7 @@ async def test_failed_probe_opens_again_and_only_one_of_many_callers_probes(redi
         assert await state(breakers[1]) == ("open" if verdict else "closed")
 
 
-async def test_refused_job_waits_and_spends_no_attempt(redis):
+async def test_refused_job_waits_and_consumes_no_attempt(redis):
     breaker = CircuitBreaker(redis, "p", failures=1)
     await fail(breaker, Transient())
     with pytest.raises(BreakerOpen) as refused:

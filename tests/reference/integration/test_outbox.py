@@ -223,7 +223,7 @@ async def test_a_lease_that_ended_goes_to_another_relay_and_the_late_one_cannot_
 
 
 @pytest.mark.parametrize("search", ["whole", "most begin behind what was passed over"])
-async def test_many_relays_with_random_failures_keep_every_aggregate_in_order_and_double_nothing(
+async def test_many_relays_with_random_failures_keep_every_aggregate_in_order_and_duplicate_nothing(
     store, scale, seed, search, monkeypatch
 ):
     """Small batches on few aggregates, so that the relays collide all the time."""

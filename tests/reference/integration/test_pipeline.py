@@ -168,7 +168,7 @@ async def test_retries_come_with_jittered_delays_and_end_exhausted(redis_url, tm
     [RateLimited(retry_after=0.05), ResourceBusy(retry_after=0.05), Snooze(0.05)],
     ids=lambda error: type(error).__name__,
 )
-async def test_waiting_spends_no_attempt(redis_url, tmp_path, wait):
+async def test_waiting_consumes_no_attempt(redis_url, tmp_path, wait):
     """More waits than there are attempts: each one would have been a failure in the naive count."""
     attempts = []
 

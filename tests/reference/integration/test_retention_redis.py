@@ -43,7 +43,7 @@ def test_a_producer_keeps_jobs_by_the_same_rule_where_nothing_is_said():
 
 
 @pytest.mark.slow
-async def test_failed_jobs_cost_redis_nothing_lasting_where_the_default_keeps_them_for_ever(
+async def test_failed_jobs_cost_redis_nothing_lasting_where_the_default_keeps_them_forever(
     make_redis, tmp_path, scale, figures
 ):
     server, number = make_redis(), scale(300, 2_000)

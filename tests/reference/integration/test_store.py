@@ -154,7 +154,7 @@ async def test_plain_begin_on_sqlite_fails_where_begin_immediate_does_not(tmp_pa
     await close(store)
 
 
-async def test_cancelled_writers_give_their_turn_and_connection_back(store):
+async def test_cancelled_writers_release_their_turn_and_connection(store):
     await add(store)
     for _ in range(5):
         tasks = [asyncio.create_task(increment(store)) for _ in range(20)]

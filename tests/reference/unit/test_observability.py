@@ -437,7 +437,7 @@ def test_two_metrics_in_a_process_do_not_clash_and_do_not_mix():
     assert not any(name == "jobs_total" for name, _ in samples(second))
 
 
-def test_invented_job_names_cannot_grow_the_labels_for_ever():
+def test_invented_job_names_cannot_grow_the_labels_forever():
     metrics = JobMetrics()
     for number in range(5 * MAX_SERIES):
         metrics.observe("q", f"invented-{number}", "permanent", 0, 0)

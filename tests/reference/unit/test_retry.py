@@ -160,7 +160,7 @@ def test_attempts_run_out_exactly_at_the_policy():
     assert "attempt 5 of 5" in decide(Transient("x"), DOCUMENTS, 4).reason
 
 
-def test_waiting_spends_no_attempt_however_often_but_ends_with_max_age():
+def test_waiting_consumes_no_attempt_however_often_but_ends_with_max_age():
     policy = RetryPolicy(attempts=1, max_age=3_600)
     error, age, waits = RateLimited(retry_after=30), 0.0, 0
     while (decision := decide(error, policy, 0, age=age, waits=waits)).delay is not None:
