@@ -238,7 +238,7 @@ class JobLedger:
                 if lock == token and no_hash:
                     await conn.lrem(key["active"], 0, job_id)
                     await conn.delete(f"{key['']}{job_id}:lock")
-                    self.on_outage(ValueError(f"{key['']}{job_id} is not a job but another type: removed from the queue"))
+                    self.on_outage(ValueError(f"{key['']}{job_id} is not a hash: removed from the queue"))
                     return Found()
                 if lock == token:
                     return Found(await conn.hgetall(key[""] + job_id), job_id)
