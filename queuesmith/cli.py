@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # | head
         return 0
     except OSError as error:
-        return _refuse(words, f"{error.filename or ''}: {error.strerror}")
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        return _refuse(words, what or type(error).__name__)
     except (KeyboardInterrupt, EOFError):
         return _refuse(words, "stopped, nothing was written", 130)
 

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from .spec import Wrong
+
 # Reads "+pid", "-pid", "/folder" and finally "."; when we end, by whatever signal, its input ends and it kills what is
 # left. Without the ".", we were killed: then it also kills processes that left their parent, known by their
 # environment, and removes the folders.
@@ -57,6 +59,7 @@ for folder in [] if orderly else folders:
 """
 
 
+LEASE = 600.0  # seconds
 _MOST_LOG = 32 * 2**20
 _PIPE = 2**20
 
@@ -275,12 +278,26 @@ def memory_mb(pids: Iterable[int]) -> float:
 
 
 def free_port() -> int:
-    """Below the ephemeral range: while its server is down, no outgoing connection can take it."""
-    for _ in range(200):
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
+    """Below the ephemeral range: while its server is down, no outgoing connection can take it. Many a server needs
+    seconds until it binds: no other run of this user is given the same port for `LEASE` seconds. When each was given
+    is in a file that the runs share, four bytes per port."""
+    leases = Path(f"/tmp/queuesmith-ports-{os.getuid()}")  # whatever TMPDIR says
+    with open(os.open(leases, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "rb+", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for _ in range(200):
+            port, now = random.SystemRandom().randrange(20_000, 32_000), time.time()
+            given = int.from_bytes(os.pread(file.fileno(), 4, 4 * port), "big")
+            if abs(now - given) > LEASE and _bindable(port):
+                os.pwrite(file.fileno(), int(now).to_bytes(4, "big"), 4 * port)
                 return port
-    raise OSError("no free port between 20000 and 32000 on 127.0.0.1")
+    raise Wrong("no free port between 20000 and 32000 on 127.0.0.1: end what listens there, and run again")
+
+
+def _bindable(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True

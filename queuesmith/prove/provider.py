@@ -9,6 +9,7 @@ import contextlib
 import json
 import random
 import re
+import socket
 import threading
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from .processes import free_port
-from .spec import Provider, Route, fill_all
+from .spec import Provider, Route, Wrong, fill_all
 from .timeline import Timeline
 
 SLOW, HANG = 6.0, 20.0
@@ -87,6 +88,7 @@ class PlayedProvider:
         self, provider: Provider, timeline: Timeline, seed: int, key_of: Callable[[str], str], scale: float
     ) -> None:
         self.name, self.port, self.calls = provider.name, free_port(), list[Call]()
+        self._socket = socket.create_server(("127.0.0.1", self.port))
         self.scripts: list[Callable[[Call], str | None]] = []
         self.on_effect: Callable[[Call], bool] | None = None
         self.in_flight = 0
@@ -124,7 +126,7 @@ class PlayedProvider:
     def start(self) -> None:
         self._thread.start()
         if not self._up.wait(10):
-            raise OSError(f"provider {self.name} did not start")
+            raise Wrong(f"provider {self.name} did not start within 10 s: is this machine overloaded? Run again")
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -132,7 +134,7 @@ class PlayedProvider:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", self.port))
+        self._loop.run_until_complete(asyncio.start_server(self._serve, sock=self._socket))
         self._up.set()
         self._loop.run_forever()
         for task in asyncio.all_tasks(self._loop):

@@ -61,7 +61,11 @@ async def counts(queue: Any) -> dict[str, int]:
 
 
 async def until_counts(queue: Any, states: dict[str, int], timeout: float, what: str) -> None:
-    async def as_told() -> Any:
-        return await counts(queue) == states
+    last: dict[str, int] = {}
 
-    await until(as_told, timeout, what)
+    async def as_told() -> Any:
+        nonlocal last
+        last = await counts(queue)
+        return last == states
+
+    await until(as_told, timeout, lambda: f"{what}: {states}, there are {last}")

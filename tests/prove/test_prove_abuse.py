@@ -7,6 +7,7 @@ import socket
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,12 @@ def _nothing_is_left(tmp_path, monkeypatch):
 def test_a_service_that_cannot_be_proved_is_exit_code_2_with_the_line(change, says, tmp_path, capsys):
     assert main([*service(tmp_path, **change), "--only", "twice"]) == 2
     assert re.search(says, capsys.readouterr().err, re.DOTALL)
+
+
+def test_no_two_runs_are_given_the_same_port_while_their_servers_start():
+    with ThreadPoolExecutor(8) as threads:
+        given = list(threads.map(lambda _: processes.free_port(), range(500)))
+    assert len(set(given)) == 500
 
 
 def test_a_port_that_is_taken_is_named(tmp_path, capsys):

@@ -129,10 +129,12 @@ async def test_jobs_that_wait_from_the_old_code_run_after_the_upgrade(redis_url,
 
     connection = Redis.from_url(redis_url, decode_responses=True, socket_timeout=30)
     async with JobSetup.open(redis_url, tmp_path, jobs, signer=None) as setup, queue_at(redis_url, SHOP) as queue:
-        backoff = {"type": "exponential", "delay": 500}
+        # longer than the old worker needs to stop: it must not get to a second try
+        backoff = {"type": "exponential", "delay": 5_000}
         await queue.add("print", {"parcel": "failed once"}, {"attempts": 3, "backoff": backoff, "jobId": "old-1"})
         async with stock_at_work(SHOP, old, connection=connection):
             await until_counts(queue, {"delayed": 1}, 20, "the old worker failed it once")
+        assert (await queue.getJob("old-1")).attemptsMade == 1
         await queue.add("print", {"parcel": "waits"}, {})
         await queue.add("print", {"parcel": "ranked"}, {"priority": 10})
         await queue.add("print", {"parcel": "delayed"}, {"delay": 700})

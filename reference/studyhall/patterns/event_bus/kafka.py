@@ -73,7 +73,7 @@ class KafkaBus:
             limits=(
                 "the first death of a process that an event kills counts for no event",
                 "a second publish of an id is delivered twice: the idempotent producer only knows its own repeats",
-                "2,000 events in backoff (ordered: also those behind them) make a member stop reading",
+                "2,000 events in backoff make a member stop reading retries (ordered: with those behind them, all)",
                 "dead topics only grow: a replayed entry is marked, not removed",
                 "an entry that two replay at the same moment is delivered twice",
             ),
@@ -113,34 +113,34 @@ class KafkaBus:
                 log.warning("group %s cannot reach Kafka, trying again: %s", group, error)
         if stop.is_set():
             return
-        consumer = Consumer(
-            {
-                **self._config,
-                "group.id": self._group(group),
-                "auto.offset.reset": "earliest",  # a group that starts late gets what was published before
-                "enable.auto.commit": False,
-                "partition.assignment.strategy": "cooperative-sticky",
-                "session.timeout.ms": int(self.session_timeout * 1000),
-                "heartbeat.interval.ms": int(self.session_timeout * 250),
-            }
-        )
-        main = {self._topic(topic): topic for topic in topics}
-        retry = {self._names(group, topic)[1]: topic for topic in topics}
-        member = KafkaMember(
-            consumer,
-            topics=main | retry,
-            retry_topic=lambda topic: self._names(group, topic)[1],
-            dead_topic=lambda topic: self._names(group, topic)[2],
-            produce=self._produce,
-            trimmed=lambda topic, lost: self._report(topic, group, lost),
-            handler=handler,
-            stop=stop,
-            ordered=self.ordered,
-            concurrency=concurrency,
-            policy=policy,
-            time_limit=time_limit,
-        )
-        await member.run()
+        slots = asyncio.Semaphore(concurrency)
+        async with asyncio.TaskGroup() as members:
+            for number, group_id in enumerate(self._groups(group)):
+                member = KafkaMember(
+                    Consumer(
+                        {
+                            **self._config,
+                            "group.id": group_id,
+                            "auto.offset.reset": "earliest",  # a group that starts late gets what was published before
+                            "enable.auto.commit": False,
+                            "partition.assignment.strategy": "cooperative-sticky",
+                            "session.timeout.ms": int(self.session_timeout * 1000),
+                            "heartbeat.interval.ms": int(self.session_timeout * 250),
+                        }
+                    ),
+                    topics={self._names(group, topic)[number]: topic for topic in topics},
+                    retry_topic=lambda topic: self._names(group, topic)[1],
+                    dead_topic=lambda topic: self._names(group, topic)[2],
+                    produce=self._produce,
+                    trimmed=lambda topic, lost: self._report(topic, group, lost),
+                    handler=handler,
+                    stop=stop,
+                    ordered=self.ordered,
+                    slots=slots,
+                    policy=policy,
+                    time_limit=time_limit,
+                )
+                members.create_task(member.run())
 
     async def quarantined(self, group: str, limit: int = 100) -> list[Quarantined]:
         messages = await self._ask(self._dead, group)
@@ -291,18 +291,20 @@ class KafkaBus:
             consumer.close()
 
     def _lag(self, group: str) -> int:
-        consumer = Consumer({**self._config, "group.id": self._group(group), "enable.auto.commit": False})
-        try:
-            retries = self._places(consumer, f".{group}.retry")
-            topics = {place.topic.removesuffix(f".{group}.retry") for place in retries}
-            places = [*retries, *(p for topic in topics for p in self._places(consumer, topic, exact=True))]
-            total = 0
-            for place in consumer.committed(places, timeout=self.confirm_within):
-                low, high = consumer.get_watermark_offsets(place, timeout=self.confirm_within)
-                total += high - max(low, place.offset)  # a negative offset means: never committed
-            return total
-        finally:
-            consumer.close()
+        total, topics = 0, set[str]()
+        for group_id in reversed(self._groups(group)):
+            consumer = Consumer({**self._config, "group.id": group_id, "enable.auto.commit": False})
+            try:
+                places = [place for topic in topics for place in self._places(consumer, topic, exact=True)]
+                if not topics:  # the retry topics name the others
+                    places = self._places(consumer, f".{group}.retry")
+                    topics = {place.topic.removesuffix(f".{group}.retry") for place in places}
+                for place in consumer.committed(places, timeout=self.confirm_within):
+                    low, high = consumer.get_watermark_offsets(place, timeout=self.confirm_within)
+                    total += high - max(low, place.offset)  # a negative offset means: never committed
+            finally:
+                consumer.close()
+        return total
 
     def _places(self, consumer: Consumer, ending: str, *, exact: bool = False) -> list[Any]:
         return [
@@ -319,8 +321,10 @@ class KafkaBus:
         name = self._topic(topic)
         return name, f"{name}.{group}.retry", f"{name}.{group}.dead"
 
-    def _group(self, group: str) -> str:
-        return f"{self.prefix}.{group}"
+    def _groups(self, group: str) -> tuple[str, str]:
+        """Kafka's groups for events and for retries. In one group, a member could be given the retries alone: the
+        assignor counts partitions, whatever their topic."""
+        return f"{self.prefix}.{group}", f"{self.prefix}.{group}.retry"
 
     def _unconfirmed(self, error: object) -> BrokerUnavailable:
         return BrokerUnavailable(f"Kafka did not confirm ({error}); publish the same id again")

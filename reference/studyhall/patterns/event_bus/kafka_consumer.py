@@ -100,7 +100,7 @@ class KafkaMember:
     handler: Handler
     stop: asyncio.Event
     ordered: bool
-    concurrency: int
+    slots: asyncio.Semaphore
     policy: RetryPolicy
     time_limit: float
     _places: dict[Place, Partition] = field(default_factory=dict)
@@ -111,7 +111,6 @@ class KafkaMember:
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._slots = asyncio.Semaphore(self.concurrency)
         # One thread for every call: rebalance callbacks then never meet a half-done commit.
         with ThreadPoolExecutor(1, thread_name_prefix="kafka-consumer") as self._thread:
             self.consumer.subscribe(
@@ -248,7 +247,7 @@ class KafkaMember:
         deliveries = before + place.tried.get(offset, 0) + 1
         wait = float(headers.get("due", 0)) - time.time()
         while not (wait > 0 and await set_within(place.gone, wait)):
-            async with self._slots:
+            async with self.slots:
                 if offset < place.suspects_end:
                     recorded = self._loop.create_future()
                     self._unrecorded.append((place, offset, deliveries - before, recorded))
