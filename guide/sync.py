@@ -24,15 +24,13 @@ def pattern_map() -> str:
     """The table pattern -> module -> proof of reference/README.md."""
     lines: list[str] = []
     for skill, title in SKILLS.items():
-        lines += [f"### {title}", "", "| pattern | module | proofs |", "|---|---|---|"]
+        lines += [f"### {title}", "", "| pattern | module | first proof |", "|---|---|---|"]
         for pattern in sorted(patterns().values(), key=lambda pattern: pattern.id):
             if pattern.skill == skill:
                 links = ", ".join(_module_links([*pattern.own, *pattern.parts]))
-                files = ", ".join(
-                    f"[{Path(name).stem.removeprefix('test_')}](../{name})" for name in pattern.proof_files
-                )
+                proof = pattern.proof_files[0]
                 page = pattern.page.relative_to(ROOT).as_posix()
-                lines.append(f"| [**{pattern.id}**](../{page}) | {links} | {files} |")
+                lines.append(f"| [**{pattern.id}**](../{page}) | {links} | [{Path(proof).stem.removeprefix('test_')}](../{proof}) |")
         lines.append("")
     return "\n".join(lines).rstrip()
 
