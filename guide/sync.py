@@ -30,7 +30,9 @@ def pattern_map() -> str:
                 links = ", ".join(_module_links([*pattern.own, *pattern.parts]))
                 proof = pattern.proof_files[0]
                 page = pattern.page.relative_to(ROOT).as_posix()
-                lines.append(f"| [**{pattern.id}**](../{page}) | {links} | [{Path(proof).stem.removeprefix('test_')}](../{proof}) |")
+                lines.append(
+                    f"| [**{pattern.id}**](../{page}) | {links} | [{Path(proof).stem.removeprefix('test_')}](../{proof}) |"
+                )
         lines.append("")
     return "\n".join(lines).rstrip()
 
