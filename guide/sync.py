@@ -28,11 +28,9 @@ def pattern_map() -> str:
         for pattern in sorted(patterns().values(), key=lambda pattern: pattern.id):
             if pattern.skill == skill:
                 links = ", ".join(_module_links([*pattern.own, *pattern.parts]))
-                proof = pattern.proof_files[0]
-                page = pattern.page.relative_to(ROOT).as_posix()
-                lines.append(
-                    f"| [**{pattern.id}**](../{page}) | {links} | [{Path(proof).stem.removeprefix('test_')}](../{proof}) |"
-                )
+                page, proof = pattern.page.relative_to(ROOT).as_posix(), pattern.proof_files[0]
+                name = Path(proof).stem.removeprefix("test_")
+                lines.append(f"| [**{pattern.id}**](../{page}) | {links} | [{name}](../{proof}) |")
         lines.append("")
     return "\n".join(lines).rstrip()
 
