@@ -102,7 +102,8 @@ def requirements_of(
     """(to run, to test, for PostgreSQL)"""
     programs: set[str] = set()
     tests: set[str] = set()
-    beside = {PurePosixPath(change.path).stem for change in changes if change.origin is None}
+    own = [PurePosixPath(change.path) for change in changes if change.origin is None]
+    beside = {name for path in own for name in (path.stem, path.parts[0])}
     local = {"patterns", project.prefix.split(".")[0], "proof_harness", *beside}
     for change in changes:
         if change.path.endswith(".py") and not change.path.startswith(f"{project.modules}/"):

@@ -14,6 +14,7 @@ from .project import Project
 from .recipes import Recipe, files_of, find, parse_fields, planned, recipes, top_of
 
 SERVER = "redis://127.0.0.1:6379"
+OURS = "# Written by `queuesmith start`; yours to edit."
 
 
 def program() -> str:
@@ -30,11 +31,13 @@ def start(options: argparse.Namespace) -> int:
     written = [] if options.dry_run else put(options, adoption)
     if options.json:
         files = {change.path: change.state for change in adoption.changes}
-        paths = [change.path for change in written]
+        paths = [change.path for change in written] + ([] if options.dry_run else _list_packages(adoption))
         then = {"install": _install(adoption), "next": _next(recipe, project)}
         print_json({"recipe": recipe.id, "root": str(adoption.project.root), "files": files, "written": paths, **then})
         return 0
     _say(options, adoption, [change.path for change in written])
+    for path in [] if options.dry_run else _list_packages(adoption):
+        print(f"\n{path} lists them, with versions.")
     where = "" if project.root == Path.cwd().resolve() else f", in {os.path.relpath(project.root)}"
     print(f"\n{_key(recipe, options.fields)}\n\nThen{where}:")
     print("\n".join(f"  {command}" for command in _next(recipe, project)))
@@ -65,10 +68,25 @@ def _say(options: argparse.Namespace, adoption: Adoption, written: list[str]) ->
         print("For PostgreSQL also:\n  " + "\n  or: ".join(installs(adoption.project, adoption.on_request)))
 
 
-def _install(adoption: Adoption) -> list[str]:
+def _needed(adoption: Adoption) -> list[str]:
     needed = {*adoption.requirements, *adoption.test_requirements}
     # No recipe's test is a coroutine, and pytest-asyncio warns about its settings.
-    return installs(adoption.project, sorted(package for package in needed if not package.startswith("pytest-asyncio")))
+    return sorted(package for package in needed if not package.startswith("pytest-asyncio"))
+
+
+def _install(adoption: Adoption) -> list[str]:
+    return installs(adoption.project, _needed(adoption))
+
+
+def _list_packages(adoption: Adoption) -> list[str]:
+    """Into requirements.txt, unless the project keeps its own list; the files that were written."""
+    root = adoption.project.root
+    path = root / "requirements.txt"
+    lines = path.read_text().splitlines() if path.exists() else [OURS]
+    if lines[:1] != [OURS] or any((root / name).exists() for name in ("pyproject.toml", "setup.py", "Pipfile")):
+        return []
+    path.write_text("\n".join([*lines, *(package for package in _needed(adoption) if package not in lines)]) + "\n")
+    return [path.name]
 
 
 def _next(recipe: Recipe, project: Project) -> list[str]:

@@ -148,6 +148,19 @@ def test_invalid_fields_are_refused_with_what_to_write(fields, why):
         parse_fields(fields)
 
 
+def test_a_project_without_a_list_of_its_packages_gets_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    packages = tmp_path / "requirements.txt"
+    assert cli.main(["start", "nightly", "--into", "."]) == 0
+    first = packages.read_text()
+    assert "bullmq==" in first
+    assert cli.main(["start", "paid-call", "--into", "calls"]) == 0
+    assert [line.partition(">")[0] for line in packages.read_text().removeprefix(first).splitlines()] == ["httpx2"]
+    packages.write_text("flask\n")
+    assert cli.main(["start", "webhook", "--into", "hooks"]) == 0
+    assert packages.read_text() == "flask\n"
+
+
 def test_an_edited_file_is_never_overwritten_unasked(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["start", "shared-queue", "--into", "."]
