@@ -73,7 +73,7 @@ def full_producer(
     jobs: JobTypes, url: str, *, signer: Signer | None = None, most_bytes: int = MAX_PAYLOAD, **options: Any
 ) -> Producer:
     """Every step there is."""
-    steps = [validated(jobs), tracing_adds(), small(most_bytes), *([signing(signer)] if signer else [])]
+    steps = [validated(jobs), tracing_adds(), *([signing(signer)] if signer else []), small(most_bytes)]
     return Producer(url, *steps, flows=Flows(), **options)
 
 

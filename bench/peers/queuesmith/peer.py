@@ -94,7 +94,7 @@ async def worker() -> None:
 
 
 async def enqueue() -> None:
-    steps = (validated(job_types()), tracing_adds(), small(MAX_PAYLOAD), signing(Signer(KEYS)))
+    steps = (validated(job_types()), tracing_adds(), signing(Signer(KEYS)), small(MAX_PAYLOAD))
     producer = Producer(given.url, *steps, timeout=30)
     await producer.redis.ping()
 

@@ -213,11 +213,12 @@ def max_payload(limit: int = MAX_PAYLOAD) -> Step:
 
 
 def small(limit: int = MAX_PAYLOAD) -> AddStep:
-    """For a producer: refuse what does not belong in the queue."""
+    """For a producer: refuse what does not belong in the queue. After `signing` it has nothing to encode."""
 
     async def small(jobs: Sequence[Outgoing], call_next: AddNext) -> None:
         for job in jobs:
-            check_size(job.data, limit)
+            data, text = job.sealed
+            _check_text(text if data is job.data else dumps(job.data), limit)
         await call_next()
 
     return small

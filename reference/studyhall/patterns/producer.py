@@ -1,7 +1,7 @@
 """The one way jobs get into a queue: named by business key, bounded, never hanging, and prepared by a list of steps.
 
     producer = Producer(
-        url, validated(jobs), tracing_adds(), small(), signing(signer), admission=Admission(…), flows=Flows()
+        url, validated(jobs), tracing_adds(), signing(signer), small(), admission=Admission(…), flows=Flows()
     )
     await producer.enqueue(JobRequest("resize", {"image": 7}, key="image-7"))
 

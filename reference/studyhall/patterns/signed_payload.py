@@ -46,7 +46,7 @@ def signed(signer: Signer, identity: Callable[[str, Any], str] = lambda job_id, 
 
 
 def signing(signer: Signer) -> AddStep:
-    """For a producer, as its last step: sign what goes into the queue."""
+    """For a producer, after every step that changes the data: sign what goes into the queue."""
 
     async def signing(jobs: Sequence[Outgoing], call_next: AddNext) -> None:
         for job in jobs:

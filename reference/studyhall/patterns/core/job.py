@@ -5,8 +5,8 @@
 import hashlib
 import json
 import math
+import os
 import re
-import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
@@ -139,7 +139,7 @@ def provider_key(business_key: str, step: str) -> str:
 
 
 def new_correlation_id() -> str:
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()
 
 
 def current_correlation_id() -> str:
