@@ -40,10 +40,11 @@ from harness.redis import RedisServer  # noqa: E402
 HERE = Path(__file__).resolve().parent
 PEERS = HERE / "peers"
 ENVS = ROOT / "build" / "bench" / "envs"
+GO_MOD = ROOT / "reference" / "stacks" / "asynq" / "go.mod"
 RECORD = struct.Struct("<4q")  # as in peers/shared/contest.py
 OURS = ("queuesmith", "queuesmith-bare")  # they run in the repository's own environment
 # Also the order of the rows.
-ORDER = ("stock", *OURS, "celery", "rq", "arq", "saq", "taskiq", "dramatiq", "huey", "node")
+ORDER = ("stock", *OURS, "celery", "rq", "arq", "saq", "taskiq", "dramatiq", "huey", "node", "asynq")
 
 
 class NotInstalled(Exception):
@@ -126,12 +127,18 @@ class Peer:
     def is_node(self) -> bool:
         return (PEERS / self.id / "peer.mjs").exists()
 
+    @property
+    def is_go(self) -> bool:
+        return (PEERS / self.id / "peer.go").exists()
+
     def python(self) -> str:
         return sys.executable if self.id in OURS else str(ENVS / self.id / "bin" / "python")
 
     def command(self, *args: object) -> list[str]:
         if self.is_node:
             program = ["node", str(ENVS / self.id / "peer.mjs")]
+        elif self.is_go:
+            program = [str(ENVS / self.id / "peer")]
         else:
             program = [self.python(), str(PEERS / self.id / "peer.py")]
         return [*program, *map(str, args)]
@@ -144,6 +151,8 @@ class Peer:
         if self.is_node:
             package = json.loads((ENVS / self.id / "node_modules" / self.package / "package.json").read_text())
             return str(package["version"])
+        if self.is_go:
+            return next(line.split()[1] for line in GO_MOD.read_text().splitlines() if self.package in line)
         code = f"from importlib.metadata import version; print(version({self.package!r}))"
         return subprocess.run([self.python(), "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
@@ -151,7 +160,8 @@ class Peer:
         """Its environment in build/bench/envs, made once and again when its pins change."""
         if self.id in OURS:
             return
-        wanted = PEERS / self.id / ("package.json" if self.is_node else "requirements.txt")
+        own = "package.json" if self.is_node else "peer.go" if self.is_go else "requirements.txt"
+        wanted = PEERS / self.id / own
         home, ready = ENVS / self.id, ENVS / f"{self.id}.ready"
         if not (ready.exists() and ready.read_text() == wanted.read_text() and home.exists()):
             print(f"installing {self.title} (once)", file=sys.stderr, flush=True)
@@ -161,6 +171,10 @@ class Peer:
                 shutil.copyfile(wanted, home / "package.json")
                 flags = ["--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
                 self._run(["npm", "install", *flags], cwd=home)
+            elif self.is_go:
+                for path in (wanted, GO_MOD, GO_MOD.with_name("go.sum")):
+                    shutil.copyfile(path, home / path.name)
+                self._run(["go", "build", "-o", "peer", "peer.go"], cwd=home)
             else:
                 uv = str(Path(sys.executable).with_name("uv"))
                 self._run([uv, "venv", "-q", "--clear", "--python", sys.executable, str(home)])

@@ -23,8 +23,8 @@ QUEUES = {
     "saq": ("Python", f"{REDIS}, PostgreSQL", ""),
     "rq": ("Python", REDIS, ""),
     "huey": ("Python", f"{REDIS}, SQLite", ""),
-    # Not in the benchmark: under the faults only.
     "asynq": ("Go", REDIS, "asynq"),
+    # Not in the benchmark: under the faults only.
     "sqs": ("any", "AWS", "sqs"),
 }
 BROKERS = {

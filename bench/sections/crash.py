@@ -79,6 +79,11 @@ WORDS = {
         "60 s without heartbeat, then found by one command in 1,000",
         f"messages of a worker without heartbeat are put back; {AGAIN}",
     ),
+    "asynq": Words(
+        "a pause of 1 s between retries, and more of them than kills; its lease and its search cannot be set",
+        "a lease of 30 s, looked for every minute, then the pause of a retry, 15 s and more",
+        f"a job whose lease has expired is a failed try; {AGAIN}",
+    ),
     "huey": Words(
         "nothing to set: a task is removed from Redis when it is taken",
         "never",
@@ -88,7 +93,7 @@ WORDS = {
 
 
 class Effects:
-    """The rows that jobs inserted. Node has no SQLite of its own before version 22.5 and appends lines to a file."""
+    """The rows that jobs inserted. Node before 22.5 and Go have no SQLite of their own and append lines to a file."""
 
     def __init__(self, folder: Path) -> None:
         self._database = sqlite3.connect(folder / "store.db", isolation_level=None, timeout=30)
@@ -129,6 +134,7 @@ def held(peer: Peer, client: redis.Redis, queue: str) -> Held:
         key = f"bull:{queue}"
         waiting = count.llen(f"{key}:wait") + count.zcard(f"{key}:prioritized") + count.zcard(f"{key}:delayed")
         return Held(waiting, count.llen(f"{key}:active"), count.zcard(f"{key}:failed"))
+    own = f"asynq:{{{queue}}}"
     return {
         "celery": lambda: Held(count.llen(queue), count.hlen("unacked")),
         "rq": lambda: Held(
@@ -147,6 +153,11 @@ def held(peer: Peer, client: redis.Redis, queue: str) -> Held:
             count.llen(f"dramatiq:{queue}") + count.llen(f"dramatiq:{queue}.DQ"),
             sum(count.scard(key) for key in count.scan_iter(f"dramatiq:__acks__.*.{queue}", count=1000)),
             count.zcard(f"dramatiq:{queue}.XQ"),
+        ),
+        "asynq": lambda: Held(
+            count.llen(f"{own}:pending") + count.zcard(f"{own}:scheduled") + count.zcard(f"{own}:retry"),
+            count.llen(f"{own}:active"),
+            count.zcard(f"{own}:archived"),
         ),
         "huey": lambda: Held(count.llen(f"huey.redis.{queue}") + count.zcard(f"huey.schedule.{queue}"), 0),
     }[peer.id]()

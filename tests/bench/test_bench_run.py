@@ -117,6 +117,8 @@ def test_every_peer_says_its_settings_and_pins_every_package():
         if peer.is_node:
             pins = json.loads((PEERS / name / "package.json").read_text())["dependencies"].values()
             assert all(re.fullmatch(r"\d+(\.\d+)+", pin) for pin in pins)
+        elif peer.is_go:
+            assert re.fullmatch(r"v\d+(\.\d+)+", peer.version())
         elif name not in OURS:
             lines = (PEERS / name / "requirements.txt").read_text().splitlines()
             assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.]+", line)] == []

@@ -101,7 +101,8 @@ func Config(concurrency int) asynq.Config {
 			// A crash is not a failed attempt; claim counts crashes.
 			return !errors.As(err, &later) && !errors.Is(err, asynq.ErrLeaseExpired)
 		},
-		// Retries are looked for every 5 s by default.
+		// By default an idle server looks for tasks every second, and for retries every 5 s.
+		TaskCheckInterval:        100 * time.Millisecond,
 		DelayedTaskCheckInterval: time.Second,
 		// Less than the platform's grace; what has not ended by then goes back to the queue.
 		ShutdownTimeout: 20 * time.Second,
