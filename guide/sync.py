@@ -9,39 +9,14 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from guide import cards, charts, dashboards, quotes, scaffold, scanned, stacks, which
-from queuesmith.catalogue import ROOT, SKILLS, patterns
+from queuesmith.catalogue import ROOT, patterns
 
 BENCH = ROOT / "bench" / "results.json"
 THREE = "of three rounds"  # no figure of one round is in the README
-PATTERNS = "studyhall/patterns"
-
-
-def pattern_map() -> str:
-    """The table pattern -> module -> proof of reference/README.md."""
-    lines: list[str] = []
-    for skill, title in SKILLS.items():
-        lines += [f"### {title}", "", "| pattern | module | first proof |", "|---|---|---|"]
-        for pattern in sorted(patterns().values(), key=lambda pattern: pattern.id):
-            if pattern.skill == skill:
-                links = ", ".join(_module_links([*pattern.own, *pattern.parts]))
-                page, proof = pattern.page.relative_to(ROOT).as_posix(), pattern.proof_files[0]
-                name = Path(proof).stem.removeprefix("test_")
-                lines.append(f"| [**{pattern.id}**](../{page}) | {links} | [{name}](../{proof}) |")
-        lines.append("")
-    return "\n".join(lines).rstrip()
-
-
-def _module_links(names: list[str]) -> Iterator[str]:
-    """A link to each module; for a package only to the first, the others are beside it."""
-    linked: set[str] = set()
-    for name in names:
-        folder, _, file = name.rpartition("/")
-        yield f"`{file}`" if folder in linked else f"[`{name}`]({PATTERNS}/{name})"
-        linked |= {folder} - {""}
 
 
 # The experiments that the README shows, in the sentences of their cards. Every pattern's page shows all of its own.
@@ -86,7 +61,6 @@ def steps() -> str:
 
 # Name of a region -> its text, from its arguments.
 REGIONS: dict[str, Callable[[str], str]] = {
-    "pattern-map": lambda _: pattern_map(),
     "proven": lambda _: proven(),
     "side-by-side": lambda args: charts.table(
         json.loads(BENCH.read_text()), args.removeprefix(THREE), 3 if args.startswith(THREE) else 1

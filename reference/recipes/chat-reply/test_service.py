@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,12 +94,19 @@ class Command:
         self.said.append(content)
 
 
+def free_port():
+    """Below the ports of outgoing connections: one of those could take it before the server does."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
 @pytest.fixture
 def service(tmp_path):
     platform = ThreadingHTTPServer(("127.0.0.1", 0), Platform)
     threading.Thread(target=platform.serve_forever, daemon=True).start()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     redis = ensure_redis(tmp_path / "redis")
     key = SigningKey.generate()
     env = {

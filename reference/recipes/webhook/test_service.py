@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import socket
 import sqlite3
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -43,11 +44,18 @@ def post(url, body=None, signature=""):
         return None  # not listening yet
 
 
+def free_port():
+    """Below the ports of outgoing connections: one of those could take it before the server does."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
 @pytest.fixture
 def service(tmp_path):
     """Starts its processes, and ends them."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     running = []
 
     class Service:

@@ -7,6 +7,7 @@ import contextlib
 {@% if kind == 'async-flow' %@}
 import json
 {@% endif %@}
+import random
 import signal
 import socket
 import time
@@ -27,8 +28,11 @@ STOP_SECONDS = 45
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """Below the ports of outgoing connections: one of those could take it before the server does."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def answers(port: int) -> bool:
