@@ -114,33 +114,39 @@ class KafkaBus:
         if stop.is_set():
             return
         slots = asyncio.Semaphore(concurrency)
-        async with asyncio.TaskGroup() as members:
-            for number, group_id in enumerate(self._groups(group)):
-                member = KafkaMember(
-                    Consumer(
-                        {
-                            **self._config,
-                            "group.id": group_id,
-                            "auto.offset.reset": "earliest",  # a group that starts late gets what was published before
-                            "enable.auto.commit": False,
-                            "partition.assignment.strategy": "cooperative-sticky",
-                            "session.timeout.ms": int(self.session_timeout * 1000),
-                            "heartbeat.interval.ms": int(self.session_timeout * 250),
-                        }
-                    ),
-                    topics={self._names(group, topic)[number]: topic for topic in topics},
-                    retry_topic=lambda topic: self._names(group, topic)[1],
-                    dead_topic=lambda topic: self._names(group, topic)[2],
-                    produce=self._produce,
-                    trimmed=lambda topic, lost: self._report(topic, group, lost),
-                    handler=handler,
-                    stop=stop,
-                    ordered=self.ordered,
-                    slots=slots,
-                    policy=policy,
-                    time_limit=time_limit,
-                )
-                members.create_task(member.run())
+        running = []
+        for number, group_id in enumerate(self._groups(group)):
+            member = KafkaMember(
+                Consumer(
+                    {
+                        **self._config,
+                        "group.id": group_id,
+                        "auto.offset.reset": "earliest",  # a group that starts late gets what was published before
+                        "enable.auto.commit": False,
+                        "partition.assignment.strategy": "cooperative-sticky",
+                        "session.timeout.ms": int(self.session_timeout * 1000),
+                        "heartbeat.interval.ms": int(self.session_timeout * 250),
+                    }
+                ),
+                topics={self._names(group, topic)[number]: topic for topic in topics},
+                retry_topic=lambda topic: self._names(group, topic)[1],
+                dead_topic=lambda topic: self._names(group, topic)[2],
+                produce=self._produce,
+                trimmed=lambda topic, lost: self._report(topic, group, lost),
+                handler=handler,
+                stop=stop,
+                ordered=self.ordered,
+                slots=slots,
+                policy=policy,
+                time_limit=time_limit,
+            )
+            running.append(asyncio.create_task(member.run()))
+        try:
+            await asyncio.gather(*running)
+        finally:  # one failed, or we were cancelled: neither goes on alone
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
     async def quarantined(self, group: str, limit: int = 100) -> list[Quarantined]:
         messages = await self._ask(self._dead, group)
