@@ -105,7 +105,7 @@ class KafkaMember:
     time_limit: float
     _places: dict[Place, Partition] = field(default_factory=dict)
     _lanes: Lanes = field(default_factory=Lanes)
-    _given_up: set[Place] = field(default_factory=set)
+    _pulled: list[Any] = field(default_factory=list)
     _paused: bool = False
     _unrecorded: list[tuple[Partition, int, int, asyncio.Future[None]]] = field(default_factory=list)
 
@@ -140,18 +140,17 @@ class KafkaMember:
             self._paused = room <= 0
             change = self.consumer.pause if self._paused else self.consumer.resume
             change(self.consumer.assignment())
-        self._given_up.clear()
         suspicious = any(place.settled_up_to() < place.suspects_end for place in self._places.values())
-        if (first := self.consumer.poll(HASTE if suspicious else POLL)) is None:
-            return []
-        messages: list[Any] = [first, *self.consumer.consume(max(1, min(room, 500)), 0)]
-        for each in messages:
-            if each.error() is not None:
-                log.warning("Kafka: %s", each.error())
-        # A rebalance may happen between the first message and the last: its partition may be another's by now.
-        ours = [m for m in messages if m.error() is None and (m.topic(), m.partition()) not in self._given_up]
-        self._notice_gaps(ours)
-        return ours
+        self._pulled, wait = [], HASTE if suspicious else POLL
+        # One by one: a rebalance between two of them removes what was pulled before it, and nothing that came after.
+        while len(self._pulled) <= max(1, min(room, 500)) and (message := self.consumer.poll(wait)) is not None:
+            wait = 0.0
+            if message.error() is None:
+                self._pulled.append(message)
+            else:
+                log.warning("Kafka: %s", message.error())
+        self._notice_gaps(self._pulled)
+        return self._pulled
 
     def _notice_gaps(self, messages: list[Any]) -> None:
         """Offsets that nobody read and that the broker no longer has: retention, or somebody deleted them."""
@@ -208,8 +207,10 @@ class KafkaMember:
         self._lost(consumer, lost)
 
     def _lost(self, consumer: Consumer, lost: list[Any]) -> None:
+        gone = {(each.topic, each.partition) for each in lost}
+        # Their next owner reads them again; that may be us, in this very pull.
+        self._pulled = [each for each in self._pulled if (each.topic(), each.partition()) not in gone]
         for each in lost:
-            self._given_up.add((each.topic, each.partition))
             if place := self._places.pop((each.topic, each.partition), None):
                 self._loop.call_soon_threadsafe(place.gone.set)
 
