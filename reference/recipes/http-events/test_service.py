@@ -77,7 +77,8 @@ def test_every_receiver_gets_each_event_whatever_the_other_says(receivers, tmp_p
         return all(any(f".{key}." in ident for ident in server.calls) for key in keys)
 
     def refused():
-        return [line for line in run(*OUTBOX.split()[1:]).splitlines() if "refused with 400" in line]
+        listed = run(*OUTBOX.split()[1:]).splitlines()
+        return [line for line in listed if "refused with 400" in line]
 
     crm.answers = lambda ident: 500
     mail.answers = lambda ident: 400 if ".2." in ident else 200
