@@ -91,6 +91,17 @@ async def _finished(bus):
     return await bus.lag("mail") == 0
 
 
+async def _published(bus, batch):
+    """As an outbox does: what the brokers did not confirm is published again."""
+
+    async def taken():
+        answers = await bus.publish(batch)
+        batch[:] = [event for event, answer in zip(batch, answers, strict=True) if answer is not None]
+        return not batch
+
+    await until(taken, 60, "brokers that confirm")
+
+
 @pytest.mark.parametrize("line", KINDS, indirect=True)
 async def test_connection_that_swallows_every_byte_is_replaced_within_20_seconds(line):
     bus, direct, proxy = line
@@ -124,10 +135,10 @@ async def test_kafka_brokers_that_stand_still_are_not_a_crash_and_start_no_handl
     bus = open_bus(kind, brokers.url, f"t{uuid.uuid4().hex[:10]}")
     handler = SlowHandler(3)
     await bus.subscribe("mail", ["order"])
-    assert set(await bus.publish(events(16))) == {None}
     try:
         async with consuming(bus, "mail", handler, concurrency=8):
             for seconds in (1, 1, 5):  # the last for longer than a member may be silent
+                await _published(bus, events(8))  # in each round: on a busy machine earlier ones may be done
                 await until(lambda: handler.running.total() >= 1, 60, "handlers at work")
                 brokers.freeze()
                 answer = asyncio.create_task(bus.publish(events(1)))
@@ -135,9 +146,9 @@ async def test_kafka_brokers_that_stand_still_are_not_a_crash_and_start_no_handl
                 brokers.thaw()
                 (result,) = await asyncio.wait_for(answer, 20)
                 assert result is None or isinstance(result, BrokerUnavailable)
-            after = events(1)
-            assert set(await bus.publish(after)) == {None}
-            await until(lambda: handler.done[after[0].id], 90, lambda: f"what came after: {handler.done.total()}")
+            (after,) = events(1)
+            await _published(bus, [after])
+            await until(lambda: handler.done[after.id], 90, lambda: f"what came after: {handler.done.total()}")
             await until(lambda: _finished(bus), 60, "nothing left", every=0.2)
         assert await bus.quarantined("mail") == []
     finally:
