@@ -44,11 +44,20 @@ def with_slow():
     return any(value in {"1", "true", "yes"} for value in wanted)
 
 
+# Servers that do not come with the requirements, as SQLite, Valkey and NATS do: by fixture, parameter or mark.
+OPTIONAL = ("postgres", "own_postgres", "rabbitmq", "kafka", "any_kafka", "three_kafka", "needs_")
+
+
 def pytest_collection_modifyitems(config, items):
-    """Tests marked `full` run in `make faults` and `make full` alone, `slow` ones not in a plain `make test`."""
+    """Tests marked `full` run in `make faults` and `make full` alone, `slow` ones not in a plain `make test`. Those on
+    optional servers count as slow: it takes as long on every machine."""
     for item in items:
-        if "figures" in getattr(item, "fixturenames", ()):
+        given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        names = [*getattr(item, "fixturenames", ()), *given, *(mark.name for mark in item.iter_markers())]
+        if "figures" in names:
             item.add_marker("measured")
+        if any(isinstance(name, str) and name.startswith(OPTIONAL) for name in names):
+            item.add_marker("slow")
     out = set() if os.environ.get("QUEUESMITH_FULL") == "1" else {"full"}
     if not with_slow() and config.args == config.getini("testpaths"):
         out.add("slow")

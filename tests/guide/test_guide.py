@@ -14,6 +14,8 @@ from harness.guide import Document, build_guide
 from harness.processes import ROOT
 from queuesmith import catalogue
 
+pytestmark = pytest.mark.slow  # the guide is built twice
+
 CATALOGUE = list(catalogue.patterns().values())
 NEEDED = {"qs-card": "guarantee card", "qs-diagram": "diagram", "qs-proof": "proof"}
 PROOF_LINE = re.compile(r'class="qs-proof" href="([^"#]+)#L(\d+)"[^>]*>([^<]+)<')
@@ -32,7 +34,6 @@ def lacks(text, proofs):
     return gone
 
 
-@pytest.mark.slow
 def test_every_pattern_has_its_failure_drawn_its_card_its_code_and_its_proofs(guide):
     wanting = {
         pattern.id: gone

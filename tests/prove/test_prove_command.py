@@ -73,6 +73,7 @@ def test_a_clean_run_is_exit_code_0_and_leaves_nothing(tmp_path, capsys):
     assert "Evidence" not in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -256,6 +256,7 @@ def test_started_into_a_package_its_own_test_is_green(recipe: Recipe, tmp_path: 
     own_test(tmp_path, "tests/test_service.py", PYTHONPATH="src")
 
 
+@pytest.mark.slow
 def test_two_nightly_jobs_have_two_schedules(tmp_path):
     start(recipes()["nightly"], tmp_path, "--into", "app")
     start(recipes()["nightly"], tmp_path, "--into", "app/Weekly_mail", "--queue", QUEUE)

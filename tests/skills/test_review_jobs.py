@@ -195,6 +195,7 @@ def run(*args):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_large_file_takes_no_longer_than_many_small_ones(tmp_path):
     """Each call searched the whole file: a generated client of a megabyte took more than ten minutes."""
     (tmp_path / "a.py").write_text("import requests\n" + "client.get(1, timeout=2)\n" * 1000)

@@ -170,6 +170,7 @@ def test_diff_tells_what_changed_upstream_and_here_and_takes_it(queuesmith, shop
     assert "nothing.py is not recorded" in queuesmith("diff", "--accept", "nothing.py", code=2).stderr
 
 
+@pytest.mark.slow
 def test_force_takes_upstreams_version_of_what_was_edited(queuesmith, shop, newer):
     queuesmith("add", "retry", "--into", "src/shop", "--no-tests")
     change(newer, "retry.py")
@@ -181,6 +182,7 @@ def test_force_takes_upstreams_version_of_what_was_edited(queuesmith, shop, newe
     assert "OURS" in (ours / "core/job.py").read_text(), "upstream has nothing new there"
 
 
+@pytest.mark.slow
 def test_a_renamed_package_is_found_and_no_file_is_written_into_the_old_one(queuesmith, shop, newer):
     queuesmith("add", "retry", "--into", "src/shop")
     (shop / "src/shop").rename(shop / "src/store")
@@ -196,6 +198,7 @@ def test_a_renamed_package_is_found_and_no_file_is_written_into_the_old_one(queu
     assert "0 of" in queuesmith("diff", root=newer).stdout
 
 
+@pytest.mark.slow
 def test_missing_modules_are_reported_and_not_restored(queuesmith, shop):
     queuesmith("add", "retry", "--into", "src/shop", "--no-tests")
     shutil.rmtree(shop / "src/shop/patterns")
@@ -226,6 +229,7 @@ def test_what_was_deleted_stays_deleted_until_it_is_added_again(queuesmith, shop
     assert (shop / "src/shop/patterns/deadline.py").is_file()
 
 
+@pytest.mark.slow
 def test_copies_made_by_hand_are_recorded_and_then_known_to_diff(queuesmith, shop, newer):
     theirs = ROOT / "reference/studyhall/patterns"
     for name in catalogue.find("retry").modules:
@@ -405,6 +409,7 @@ PLACES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("there", "into", "package"), PLACES.values(), ids=PLACES.keys())
 def test_a_project_of_any_layout_runs_the_tests(queuesmith, run, tmp_path, there, into, package):
     project = tmp_path / "theirs"
@@ -487,6 +492,7 @@ def test_new_is_the_scaffold_with_fewer_words(queuesmith, tmp_path):
     assert "TripBooked" in (tmp_path / "trips/src/trips/events.py").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("folder", "package"),
     {
@@ -504,12 +510,14 @@ def test_any_folder_name_makes_a_project(queuesmith, tmp_path, folder, package):
     assert subprocess.run(f"cd -- {where} && pwd", shell=True, cwd=tmp_path, check=False).returncode == 0  # noqa: S602
 
 
+@pytest.mark.slow
 def test_a_name_may_be_as_long_as_a_folders(queuesmith, tmp_path):
     folder = tmp_path / ("a" * 39 + "-" + "b" * 150)  # cut to 40 characters it would end with a dash
     queuesmith("new", folder, cwd=tmp_path)
     assert (folder / "src" / ("a" * 39)).is_dir()
 
 
+@pytest.mark.slow
 def test_a_repository_that_was_just_made_is_as_good_as_empty(queuesmith, run, tmp_path):
     run("git", "init", "-q", "fresh", cwd=tmp_path)
     answer = json.loads(queuesmith("new", "fresh", "--json", cwd=tmp_path).stdout)
@@ -544,6 +552,7 @@ def test_when_uvx_cannot_fetch_copier_it_says_what_else_can_be_done(installed, t
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_right_after_make_demo_the_copier_of_the_checkout_is_used(tmp_path):
     """Nothing on PATH: `make` has built ./.venv, and copier is in there."""
     checkout, alone = tmp_path / "queuesmith", tmp_path / "bin" / "python3"
@@ -578,6 +587,7 @@ def test_without_copier_it_says_how_to_get_it(installed, tmp_path):
     assert "pip install copier" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_wheel_carries_all_that_the_command_copies(run, shop, tmp_path):
     """What `uvx --from CHECKOUT queuesmith` installs."""
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path / "wheel", cwd=ROOT)

@@ -54,6 +54,7 @@ def test_a_folder_that_is_not_empty_is_left_alone(installed, tmp_path):
     assert [path.name for path in (tmp_path / "old").iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.slow
 def test_any_folder_name_makes_a_valid_project(render):
     for folder, package in {"My Service 2": "my_service_2", "json": "json_app"}.items():
         assert (render(folder) / "src" / package / "api.py").is_file()

