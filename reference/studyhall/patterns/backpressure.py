@@ -119,11 +119,11 @@ class Admission:
 def max_age() -> Step:
     """Drop work older than the `max_age` of its request, counted from when it was due."""
 
-    async def max_age(run: JobContext, call_next: CallNext) -> Any:
+    def max_age(run: JobContext, call_next: CallNext) -> Awaitable[Any]:
         worth = run.meta.get("max_age")
-        if isinstance(worth, int | float) and run.waited > worth:
+        if worth is not None and isinstance(worth, int | float) and run.waited > worth:
             raise Expired(f"waited {run.waited:.0f} s, worth {worth:g} s: {Expired.__doc__}")
-        return await call_next(run)
+        return call_next(run)
 
     return max_age
 

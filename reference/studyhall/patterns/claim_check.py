@@ -202,12 +202,12 @@ def max_payload(limit: int = MAX_PAYLOAD) -> Step:
     """Refuse oversized jobs of foreign producers."""
 
     @before("payload")
-    async def max_payload(run: JobContext, call_next: CallNext) -> Any:
+    def max_payload(run: JobContext, call_next: CallNext) -> Awaitable[Any]:
         if (text := run.text) is None:
             check_size(run.job.data, limit)
         else:
             _check_text(text, limit)
-        return await call_next(run)
+        return call_next(run)
 
     return max_payload
 

@@ -19,6 +19,7 @@ import logging
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar, copy_context
@@ -38,22 +39,25 @@ _LAST_CALL = 0.05
 
 
 class _Limit:
-    """When one `run_within` ends, and the timer that ends it."""
+    """When one `run_within` ends; `ended` is set then, or by `end`."""
 
-    at_end: Callable[[], None]
+    __slots__ = ("_loop", "_paused_at", "_waits", "_watch", "ended", "ends_at", "outer")
 
-    def __init__(self, ends_at: float, outer: _Limit | None) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, ends_at: float, outer: _Limit | None) -> None:
         self.ends_at, self.outer = ends_at, outer
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self._loop, self._watch = loop, _watch_of(loop)
         self._waits, self._paused_at = 0, 0.0
 
     def start(self) -> None:
-        self._timer = self._loop.call_at(self.ends_at, self.at_end)
+        self._watch.add(self)
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._watch.limits.discard(self)
+
+    def end(self, _: object = None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
 
     def pause(self) -> None:
         if not self._waits:
@@ -66,6 +70,46 @@ class _Limit:
         if not self._waits:
             self.ends_at += self._loop.time() - self._paused_at
             self.start()
+
+
+class _Watch:
+    """One timer for all limits of a loop, set for the earliest. Hardly any is reached: a timer for each of them costs
+    more than looking through those that run when it rings."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop, self.limits = loop, set[_Limit]()
+        self._timer: asyncio.TimerHandle | None = None
+        self._rings_at = math.inf
+
+    def add(self, limit: _Limit) -> None:
+        self.limits.add(limit)
+        if limit.ends_at < self._rings_at:
+            self._set(limit.ends_at)
+
+    def _set(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._rings_at, self._timer = at, self.loop.call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        self._rings_at, self._timer = math.inf, None
+        now = self.loop.time() + _EARLY
+        for limit in [limit for limit in self.limits if limit.ends_at <= now]:
+            self.limits.discard(limit)
+            limit.end()
+        if self.limits:
+            self._set(min(limit.ends_at for limit in self.limits))
+
+
+_EARLY = 0.001  # uvloop rounds to milliseconds
+_watches = threading.local()
+
+
+def _watch_of(loop: asyncio.AbstractEventLoop) -> _Watch:
+    watch: _Watch | None = getattr(_watches, "latest", None)
+    if watch is None or watch.loop is not loop:
+        watch = _watches.latest = _Watch(loop)
+    return watch
 
 
 _innermost: ContextVar[_Limit | None] = ContextVar("deadline", default=None)
@@ -86,21 +130,15 @@ async def run_within(
     loop = asyncio.get_running_loop()
     label = name or str(getattr(work, "__qualname__", work))
     outer = _innermost.get()
-    limit = _Limit(min(loop.time() + seconds, outer.ends_at if outer else math.inf), outer)
+    ends_at = loop.time() + seconds
+    limit = _Limit(loop, min(ends_at, outer.ends_at) if outer else ends_at, outer)
     context = copy_context()
     context.run(_innermost.set, limit)
     task: asyncio.Task[T] = loop.create_task(_call(work, args), name=label, context=context)
-    ended: asyncio.Future[None] = loop.create_future()
-
-    def end(_: object = None) -> None:
-        if not ended.done():
-            ended.set_result(None)
-
-    task.add_done_callback(end)
-    limit.at_end = end
+    task.add_done_callback(limit.end)
     limit.start()
     try:
-        await ended  # what asyncio.wait does, at half its cost: every job passes here
+        await limit.ended  # what asyncio.wait does, at half its cost: every job passes here
     except asyncio.CancelledError as why:
         await _stop(task, grace, label, *why.args[:1])  # the work learns why: see `cancel.stop_reason`
         raise
@@ -123,10 +161,10 @@ async def run_within(
 def within_deadline(default: float = 60.0, *, grace: float = 5.0) -> Step:
     """Stop the work at the limit of its job type, or after `default` seconds."""
 
-    async def within_deadline(run: JobContext, call_next: CallNext) -> Any:
+    def within_deadline(run: JobContext, call_next: CallNext) -> Awaitable[Any]:
         run.limit = run.deadline.limit_for(run.attempt) if run.deadline else default
         run.started = time.monotonic()
-        return await run_within(run.limit, call_next, run, grace=grace, name=run.name)
+        return run_within(run.limit, call_next, run, grace=grace, name=run.name)
 
     return within_deadline
 

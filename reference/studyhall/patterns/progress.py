@@ -86,9 +86,10 @@ def reporting(interval: float = 0.25) -> Step:
     """Gives handlers `ctx.progress`, and sends what was held back when the work has ended well."""
 
     async def reporting(run: JobContext, call_next: CallNext) -> Any:
-        run._progress = progress = Progress(run.job.updateProgress, interval=interval)
+        run._reports = lambda: Progress(run.job.updateProgress, interval=interval)
         answer = await call_next(run)
-        await progress.flush()
+        if run._progress is not None:
+            await run._progress.flush()
         return answer
 
     return reporting

@@ -9,6 +9,7 @@ whose attempts were not used up. So the queue's own limit is lifted out of the w
 in the pipeline, where the failure is logged, measured and dead-lettered like any other.
 """
 
+from collections.abc import Awaitable
 from typing import Any
 
 from .core.execution import CallNext, JobContext, Step
@@ -33,8 +34,8 @@ def check(stalled: int, limit: int = CRASH_LIMIT) -> None:
 def crash_budget(limit: int = CRASH_LIMIT) -> Step:
     """Give up a job that was running in more than `limit` crashes of its worker."""
 
-    async def crash_budget(run: JobContext, call_next: CallNext) -> Any:
+    def crash_budget(run: JobContext, call_next: CallNext) -> Awaitable[Any]:
         check(run.job.stalledCounter, limit)
-        return await call_next(run)
+        return call_next(run)
 
     return crash_budget

@@ -37,7 +37,7 @@ def store_gate(gate: StoreGate | None = None) -> Step:
     gate = gate or StoreGate()
 
     async def store_gate(run: JobContext, call_next: CallNext) -> Any:
-        entered = await gate.enter()
+        entered = await gate.enter() if gate.closed else time.monotonic()
         try:
             answer = await call_next(run)
         except BaseException as error:
@@ -61,6 +61,10 @@ class StoreGate:
         self._pause = 0.0  # 0: open
         self._next = self._noticed = self._since = 0.0
         self._changed = asyncio.Event()
+
+    @property
+    def closed(self) -> bool:
+        return self._pause > 0
 
     def left(self, entered: float, error: BaseException | None = None) -> None:
         """After `enter`, with how the work ended."""

@@ -13,7 +13,7 @@ Configure any SDK (`opentelemetry-instrument …`, or `to_file`) before the firs
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,14 @@ def _off() -> bool:
 def traced() -> Step:
     """A span per execution, in the trace that its producer began."""
 
-    async def traced(run: JobContext, call_next: CallNext) -> Any:
+    def traced(run: JobContext, call_next: CallNext) -> Awaitable[Any]:
+        if _off() and "traceparent" not in run.meta:  # nothing to record and nothing to pass on
+            return call_next(run)
+        return in_a_span(run, call_next)
+
+    async def in_a_span(run: JobContext, call_next: CallNext) -> Any:
         error: BaseException | None = None
-        meta = run.meta
-        if _off() and "traceparent" not in meta:  # nothing to record and nothing to pass on
-            return await call_next(run)
-        with continued(meta), executing(run.name, run.queue, run.job_id, run.attempt) as span:
+        with continued(run.meta), executing(run.name, run.queue, run.job_id, run.attempt) as span:
             try:
                 return await call_next(run)
             except BaseException as raised:

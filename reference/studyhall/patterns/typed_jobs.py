@@ -105,18 +105,18 @@ def typed(jobs: JobTypes, otherwise: Step | None = None) -> Step:
     """Read the job as one of `jobs`. `otherwise` reads what is not our envelope: `plain(…)`."""
 
     @gives("payload")
-    async def typed(run: JobContext, call_next: CallNext) -> Any:
+    def typed(run: JobContext, call_next: CallNext) -> Awaitable[Any]:
         data = run.job.data
         if otherwise is not None and not _is_envelope(data):
             # The same request in either form: they share their keys.
             run.kind = run.name
-            return await otherwise(run, call_next)
+            return otherwise(run, call_next)
         if _is_envelope(data):
             run.mark = _mark(run, data)
         job_type, run.payload = jobs.decode(run.name, data, is_json=bool(run.mark))
         run.handler, run.policy, run.deadline = job_type.handler, job_type.retry, job_type.deadline
         run.body, run.key = data["payload"], data.get("key") or f"{run.queue}/{run.job_id}"
-        return await call_next(run)
+        return call_next(run)
 
     return typed
 

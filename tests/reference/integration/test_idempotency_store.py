@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import math
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import StoreUnavailable, begin, metadata, read
 from studyhall.patterns.idempotency import Inbox, KeyReused, fingerprint, inbox
+from studyhall.patterns.idempotency.markers import SLOW_LOOK, _Look
 
 PROGRAMS = Path(__file__).parent / "programs"
 ONE = fingerprint({"cents": 1})
@@ -111,6 +115,40 @@ async def test_record_returns_the_result_that_stands(store):
     both = await asyncio.gather(results.record("k", ONE, "first"), results.record("k", ONE, "second"))
     assert both[0] == both[1]
     assert await results.record("k", ONE, "third") == both[0]
+
+
+def test_a_look_in_the_loops_own_thread_waits_for_nobody(tmp_path):
+    path = str(tmp_path / "locked.db")
+    look, rows = _Look(path), lambda tx: tx.exec_driver_sql("SELECT count(*) FROM t", ()).fetchall()
+    with closing(sqlite3.connect(path, isolation_level=None)) as holder:
+        holder.execute("CREATE TABLE t (n)")
+        assert look(rows) == [(0,)]
+        holder.execute("BEGIN EXCLUSIVE")  # without WAL this locks readers out
+        began = time.monotonic()
+        assert look(rows) is None
+        assert time.monotonic() - began < SLOW_LOOK
+        holder.execute("ROLLBACK")
+        assert look(rows) == [(0,)]
+        assert look(lambda tx: tx.exec_driver_sql("INSERT INTO t VALUES (1)", ())) is None, "it only reads"
+        # A cold disk: the loop waits once, then the threads do.
+        assert look(lambda tx: [time.sleep(SLOW_LOOK * 1.2), rows(tx)][1]) == [(0,)]
+        assert look(rows) is None
+    look.close()
+
+
+async def test_a_marker_is_seen_wherever_it_is_looked_up(tmp_path, monkeypatch):
+    store = open_store(f"sqlite:///{tmp_path / 'markers.db'}")
+    await create_all(store)
+    results = Inbox(store, "results")
+    await results.record("k", ONE, [1])
+    hops, hop = [], results._hop
+    monkeypatch.setattr(results, "_hop", lambda work, write: hops.append(write) or hop(work, write=write))
+    assert (await results.seen("k", ONE)).result == [1]
+    assert hops == [], "no change of threads for a SELECT"
+    monkeypatch.setattr(results._look, "_not_before", math.inf)
+    assert (await results.seen("k", ONE)).result == [1]
+    assert hops == [False]
+    await close(store)
 
 
 async def test_one_bad_row_does_not_fail_its_neighbours(store):

@@ -174,6 +174,24 @@ async def test_work_knows_how_long_it_has_and_an_inner_limit_cannot_exceed_the_o
     assert 0 < await run_within(30, outer) <= 30
 
 
+async def test_many_limits_share_a_timer_and_each_ends_in_time():
+    loop = asyncio.get_running_loop()
+
+    async def late(seconds):
+        began = loop.time()
+        with pytest.raises(DeadlineExceeded):
+            await run_within(seconds, asyncio.sleep, 30)
+        return loop.time() - began
+
+    # The later ones first, and a work that ends before its limit among them.
+    limits = [30.0, 0.3, 0.1, 0.2, 0.1]
+    quick = asyncio.create_task(run_within(limits[0], asyncio.sleep, 0.15, "done"))
+    took = await asyncio.gather(*(late(limit) for limit in limits[1:]))
+    assert await quick == "done"
+    assert all(limit - 0.005 <= each < limit + 0.15 for limit, each in zip(limits[1:], took, strict=True)), took
+    assert 0.1 - 0.005 <= await late(0.1) < 0.25, "after the others it is set again"
+
+
 async def test_uncharged_time_is_added_to_every_limit_around_and_the_rest_still_counts():
     async def work(seconds):
         with uncharged():

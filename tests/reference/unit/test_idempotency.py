@@ -1,5 +1,7 @@
 """Keys and fingerprints: equal for the same request, different for any other."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from pydantic import BaseModel
 
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.job import provider_key
+from studyhall.patterns.core.plain_json import dumps, encoder, loads
 from studyhall.patterns.idempotency import KeyReused, NotJson, fingerprint
 
 json_values = st.recursive(
@@ -14,6 +17,33 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
+
+
+@given(st.one_of(json_values, st.floats(), st.dictionaries(st.integers() | st.none() | st.booleans(), json_values)))
+def test_the_prepared_encoder_writes_what_json_writes(value):
+    # What is signed and what is stored as a fingerprint must not change from one version to the next.
+    for sort in (False, True):
+        try:
+            expected = json.dumps(value, sort_keys=sort, separators=(",", ":"), allow_nan=False)
+        except (TypeError, ValueError):  # NaN, keys that cannot be compared
+            with pytest.raises((TypeError, ValueError)):
+                encoder(sort_keys=sort)(value)
+        else:
+            assert encoder(sort_keys=sort)(value) == expected
+            assert loads(expected) == loads(f" {expected} ") == json.loads(expected)
+
+
+@pytest.mark.parametrize("text", ["", " ", "{", "[1]]", "nul", "1 2"])
+def test_broken_json_is_refused_as_json_refuses_it(text):
+    with pytest.raises(json.JSONDecodeError):
+        loads(text)
+
+
+def test_a_value_that_contains_itself_is_not_json():
+    loop: dict[str, object] = {}
+    loop["self"] = loop
+    with pytest.raises(NotJson):
+        dumps(loop)
 
 
 class Order(BaseModel):

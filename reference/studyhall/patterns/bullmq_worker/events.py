@@ -48,7 +48,7 @@ class WorkerEvents:
         self._listeners[event] = [other for other in self._listeners.get(event, ()) if other != listener]
 
     def emit(self, event: str, *args: Any) -> None:
-        for listener in tuple(self._listeners.get(event, ())):  # tuple: it may add others
+        for listener in tuple(self._listeners.get(event) or ()):  # tuple: it may add others
             self._call(listener, args, self.report if event != "error" else self._tell_owner)
 
     def _call(self, listener: Callable[..., Any], args: tuple[Any, ...], report: Report) -> None:

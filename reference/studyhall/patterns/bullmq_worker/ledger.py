@@ -44,19 +44,19 @@ class ChangeRefused(Exception):
         self.code = code
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Run:
     """One execution of one job by this worker."""
 
     job: Job
     job_id: str
     token: str
-    abort: AbortController | None = None  # for a processor that takes a signal
-    task: asyncio.Task[None] | None = None
-    processing: bool = True  # the processor has not come back yet: cancelling makes sense
-    cancelled: str | None = None  # why this worker cancelled it
-    draining: bool = False  # … because it drains
-    lost: bool = False  # … because the lock is gone
+    abort: AbortController | None = field(default=None, init=False)  # for a processor that takes a signal
+    task: asyncio.Task[None] | None = field(default=None, init=False)
+    processing: bool = field(default=True, init=False)  # the processor has not come back: cancelling makes sense
+    cancelled: str | None = field(default=None, init=False)  # why this worker cancelled it
+    draining: bool = field(default=False, init=False)  # … because it drains
+    lost: bool = field(default=False, init=False)  # … because the lock is gone
 
 
 class Found(NamedTuple):
@@ -123,15 +123,15 @@ class JobLedger:
             next_job = await self._half_taken(token, error)
             return next_job if next_job.fields else await self.take(token)
 
-    async def repair(self, run: Run, fields: dict[str, str]) -> None:
+    async def repair(self, run: Run, fields: Mapping[str, str]) -> None:
         """Overwrite fields that the scripts could not work with."""
         await self.repeat(lambda: self.backend.conn.hset(self.backend.toKey(run.job_id), mapping=fields))
 
-    async def completed(self, run: Run, value: str, keep: Any, *, fetch: bool) -> Found:
-        return await self._finish(run, "completed", value, keep=keep, fetch=fetch, fields=None)
+    def completed(self, run: Run, value: str, keep: Any, *, fetch: bool) -> Awaitable[Found]:
+        return self._finish(run, "completed", value, keep=keep, fetch=fetch, fields=None)
 
-    async def failed(self, run: Run, reason: str, keep: Any, fields: dict[str, str], *, fetch: bool) -> Found:
-        return await self._finish(run, "failed", reason, keep=keep, fetch=fetch, fields=fields)
+    def failed(self, run: Run, reason: str, keep: Any, fields: dict[str, str], *, fetch: bool) -> Awaitable[Found]:
+        return self._finish(run, "failed", reason, keep=keep, fetch=fetch, fields=fields)
 
     async def delayed(
         self, run: Run, delay_ms: int, *, consume: bool, fields: dict[str, str] | None, fetch: bool
@@ -155,33 +155,36 @@ class JobLedger:
         await self._write(run, "retryJob", keys, args, ("waiting", "prioritized"))
         run.job.attemptsMade += 1
 
-    async def repeat(self, call: Callable[[], Awaitable[Any]]) -> Any:
+    async def repeat(self, call: Callable[[], Awaitable[Any]], failed: Exception | None = None) -> Any:
         """`call` until Redis answers: jittered, at most 1 s apart, so that work resumes right after it."""
         pause = 0.05
         while True:
             try:
+                if failed is not None:
+                    raise failed
                 return await call()
             except Exception as error:
                 if not is_outage(error) or time.monotonic() > self.give_up_at:
                     raise
                 self.on_outage(error)
+            failed = None
             await asyncio.sleep(random.uniform(pause / 2, pause))
             pause = min(pause * 2, 1.0)
 
     async def _finish(
         self, run: Run, state: str, value: str, *, keep: Any, fetch: bool, fields: dict[str, str] | None
     ) -> Found:
-        job, prefix = run.job, self.backend.keys[""]
+        job, prefix, opts = run.job, self.backend.keys[""], run.job.opts
         before, after = self._keys.get(state) or self._keys_to_finish(state)
         more = {
             "keepJobs": _keep(keep),
             "attempts": job.attempts,
             "attemptsMade": job.attemptsMade,
             "maxMetricsSize": (self.metrics or {}).get("maxDataPoints") or "",
-            "fpof": job.opts.get("failParentOnFailure", False),
-            "cpof": job.opts.get("continueParentOnFailure", False),
-            "idof": job.opts.get("ignoreDependencyOnFailure", False),
-            "rdof": job.opts.get("removeDependencyOnFailure", False),
+            "fpof": opts.get("failParentOnFailure", False),
+            "cpof": opts.get("continueParentOnFailure", False),
+            "idof": opts.get("ignoreDependencyOnFailure", False),
+            "rdof": opts.get("removeDependencyOnFailure", False),
         }
         now, prop = self.clock.millis(), "returnvalue" if state == "completed" else "failedReason"
         fetch_next = "1" if fetch else ""
@@ -202,15 +205,18 @@ class JobLedger:
 
     async def _write(self, run: Run, script: str, keys: list[str], args: list[Any], done: tuple[str, ...]) -> Any:
         """Run a script that changes `run`'s job; `done`: the states that say an earlier try got through."""
-        tries = 0
+        tries = 1
 
-        def once() -> Awaitable[Any]:
+        def again() -> Awaitable[Any]:
             nonlocal tries
             tries += 1
             return self._script(script, keys, args)
 
         try:
-            reply = await self.repeat(once)
+            try:
+                reply = await self._script(script, keys, args)
+            except Exception as failed:
+                reply = await self.repeat(again, failed)
         except ResponseError as broken:
             # If our change got through, it was the next job that broke the script.
             if await self.repeat(lambda: self.backend.getState(run.job_id)) not in done:
@@ -273,5 +279,5 @@ def _found(reply: Any) -> Found:
     if not isinstance(reply, list):
         return Found()
     raw, job_id, limited, next_at = (*reply, 0, 0)[:4]
-    fields = dict(zip(raw[::2], raw[1::2], strict=True)) if raw else None
+    fields = dict(zip(pairs := iter(raw or ()), pairs, strict=True)) or None
     return Found(fields, str(job_id), float(limited or 0), float(next_at or 0))

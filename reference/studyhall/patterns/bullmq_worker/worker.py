@@ -361,14 +361,15 @@ class ReliableWorker:
                 continue
             token = f"{self._token_prefix}:{next(self._token_numbers)}"
             try:
-                await self._clock.keep(self.client)
                 next_job = await self._ledger.take(token)
                 if self._events.redis_answered():  # what cut our commands off has cut the waiter off too
                     await self._events.guard(self._waiter.connection_pool.disconnect())
                 self._ready.set()
                 if next_job.fields is not None:
                     self._begin(next_job, token)
-                else:
+                # After the job has begun: on an idle queue this look would be half of its wait.
+                await self._clock.keep(self.client)
+                if next_job.fields is None:
                     await self._wait_for_work(next_job)
             except Exception as error:
                 self._events.failure(error)
@@ -424,7 +425,7 @@ class ReliableWorker:
             self._lost(old)
         self._running[run.job_id] = run
         # A fresh copy of the context: what one job puts into context variables must not leak into the next.
-        run.task = self._loop.create_task(self._execute(run, reading), context=self._context.copy())
+        run.task = self._loop.create_task(self._execute(run, reading), name=run.job_id, context=self._context.copy())
 
     async def _execute(self, run: Run, reading: Reading) -> None:
         next_job: Found | None = None

@@ -1,8 +1,10 @@
 """One execution of one job, and the steps it passes.
 
 A step of a pipeline is `async def step(run, call_next)`: it does its part, calls `await call_next(run)` for the
-rest, and returns what that returned; what it raises ends the execution. `@needs(…)`, `@gives(…)` and `@before(…)`
-say what a step relies on, so that an order that cannot work is refused when the pipeline is built.
+rest, and returns what that returned; what it raises ends the execution. One that only looks before may be a plain
+`def` that returns `call_next(run)`: a coroutine less, which every wait of the job would pass through. `@needs(…)`,
+`@gives(…)` and `@before(…)` say what a step relies on, so that an order that cannot work is refused when the
+pipeline is built.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ class MissingStep(JobError):
     """The handler uses something that no step of this pipeline provides."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class JobContext:
-    """What steps and handlers know about an execution. Steps fill it in as the job passes them."""
+    """What steps and handlers know about an execution. Steps fill it in as the job passes them: until then those
+    fields are the class's, which makes a context in half the time."""
 
     job: Any  # bullmq.Job
     token: str
@@ -40,30 +43,32 @@ class JobContext:
     started: float = field(default_factory=time.monotonic)
 
     # by the step that checks the signature: its field, where `text` is canonical JSON with that field last
-    seal: str = ""
+    seal: str = field(default="", init=False)
 
     # by the step that decodes the job
-    payload: Any = None
-    body: Any = None  # the payload as it stands in the queue
-    mark: str = ""  # its fingerprint, where that is known
-    handler: Callable[[JobContext, Any], Awaitable[Any]] | None = None
-    key: str = ""  # the business key; the queue's own id where the job names none
-    kind: str = ""  # the jobs among which the key is one request; empty: those of this name
-    policy: RetryPolicy | None = None
-    deadline: Deadline | None = None
+    payload: Any = field(default=None, init=False)
+    body: Any = field(default=None, init=False)  # the payload as it stands in the queue
+    mark: str = field(default="", init=False)  # its fingerprint, where that is known
+    handler: Callable[[JobContext, Any], Awaitable[Any]] | None = field(default=None, init=False)
+    key: str = field(default="", init=False)  # the business key; the queue's own id where the job names none
+    # the jobs among which the key is one request; empty: those of this name
+    kind: str = field(default="", init=False)
+    policy: RetryPolicy | None = field(default=None, init=False)
+    deadline: Deadline | None = field(default=None, init=False)
 
     # by the steps that give handlers something
-    store: Any = None
-    limit: float = math.inf
-    checkpointed: Any = None  # the last state that an earlier run saved
+    store: Any = field(default=None, init=False)
+    limit: float = field(default=math.inf, init=False)
+    checkpointed: Any = field(default=None, init=False)  # the last state that an earlier run saved
     saves: list[Save] = field(default_factory=list)  # join the transaction of the effect
-    transactional: bool = False  # a step commits `saves` and `Done.save`
-    _progress: Any = None
-    _checkpoint: Callable[[Any, Save | None], Awaitable[None]] | None = None
+    transactional: bool = field(default=False, init=False)  # a step commits `saves` and `Done.save`
+    _progress: Any = field(default=None, init=False)
+    _reports: Callable[[], Any] | None = field(default=None, init=False)  # makes `_progress` for who asks for it
+    _checkpoint: Callable[[Any, Save | None], Awaitable[None]] | None = field(default=None, init=False)
 
     # how it ended
-    outcome: Outcome | None = None
-    _decision: tuple[BaseException, Decision] | None = None
+    outcome: Outcome | None = field(default=None, init=False)
+    _decision: tuple[BaseException, Decision] | None = field(default=None, init=False)
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -117,7 +122,9 @@ class JobContext:
     @property
     def progress(self) -> Any:
         if self._progress is None:
-            raise MissingStep("add progress.reporting() to the pipeline to use ctx.progress")
+            if self._reports is None:
+                raise MissingStep("add progress.reporting() to the pipeline to use ctx.progress")
+            self._progress = self._reports()
         return self._progress
 
     async def checkpoint(self, state: Any, save: Save | None = None) -> None:

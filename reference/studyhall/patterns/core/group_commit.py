@@ -39,11 +39,16 @@ class GroupCommit(Generic[Item, Answer]):
         self._flusher: asyncio.Task[None] | None = None  # held: a task without a reference may be collected
 
     async def submit(self, item: Item) -> Answer:
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        return await self.put(item)
+
+    def put(self, item: Item) -> asyncio.Future[Answer]:
+        """`submit` without a coroutine of its own."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Answer] = loop.create_future()
         self._waiting.append((item, answer))
         if self._flusher is None:
-            self._flusher = asyncio.create_task(self._run())
-        return await answer
+            self._flusher = loop.create_task(self._run(), name="group commit")
+        return answer
 
     async def _run(self) -> None:
         batch: list[tuple[Item, asyncio.Future[Answer]]] = []

@@ -20,25 +20,27 @@ When it does not hold
 from __future__ import annotations
 
 import asyncio
-import json
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import Column, Engine, Float, Index, String, Table, Text, delete, select, tuple_, update
+from sqlalchemy import Column, Engine, Float, Index, String, Table, Text, delete, event, select, tuple_, update
 from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from ..core.failures import KeyReused, Transient
 from ..core.group_commit import GroupCommit
-from ..core.plain_json import NotJson, dumps, fingerprint
-from ..core.store import begin, in_one_hop, is_postgres, metadata, read
+from ..core.plain_json import NotJson, dumps, fingerprint, loads
+from ..core.store import begin, hops, in_one_hop, is_postgres, metadata, read
 
 __all__ = ["Inbox", "KeyReused", "NotJson", "Stored", "fingerprint", "inbox", "purge", "result_of"]
 
 T = TypeVar("T")
+SLOW_LOOK, NO_LOOKS = 0.05, 10.0  # seconds: after a look that took the first, none for the second
 
 inbox = Table(
     "inbox",
@@ -84,8 +86,7 @@ class Stored:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     key: str
     fingerprint: str
     result: str = "null"
@@ -100,7 +101,7 @@ def result_of(store: AsyncEngine) -> Callable[[Any], Awaitable[Stored | None]]:
         query = select(inbox.c.result, inbox.c.at).where(kinds, inbox.c.key == ref.key)
         async with read(store) as connection:
             row = (await connection.execute(query)).first()
-        return None if row is None or row.result is None else Stored(json.loads(row.result), row.at)
+        return None if row is None or row.result is None else Stored(loads(row.result), row.at)
 
     return stored
 
@@ -119,6 +120,7 @@ class Inbox:
         self.store = store
         self._consumer = consumer
         self._postgres = is_postgres(store)
+        self._look = _look_of(store.sync_engine)
         self._look_ups = GroupCommit(self._look_up_all, poison=_POISON)
         self._records = GroupCommit(self._record_all, poison=_POISON)
 
@@ -137,18 +139,18 @@ class Inbox:
             result = dumps(await effect(tx))
             marker = (inbox.c.consumer == self._consumer) & (inbox.c.key == key)
             await tx.execute(update(inbox).where(marker).values(result=result))
-        return json.loads(result)
+        return loads(result)
 
     async def seen(self, key: str, fingerprint: str) -> Stored | None:
         """What was stored for this key, for a look before slow work. Concurrent callers share one SELECT."""
-        return await self._look_ups.submit(_Entry(key, fingerprint))
+        return await self._look_ups.put(_Entry(key, fingerprint))
 
     async def record(self, key: str, fingerprint: str, result: Any) -> Any:
         """Store the result of work that has no other effect; return the one that stands (the first stored).
 
         Callers that wait at the same time share one commit: 50 of them cost one, not 50.
         """
-        return (await self._records.submit(_Entry(key, fingerprint, dumps(result)))).result
+        return await self._records.put(_Entry(key, fingerprint, dumps(result)))
 
     async def purge(self, older_than: float, *, batch: int = 1000) -> int:
         """Forget markers older than this many seconds; `batch` rows at a time, so that writers get their turn."""
@@ -165,10 +167,12 @@ class Inbox:
 
     async def _look_up_all(self, entries: Sequence[_Entry]) -> list[Stored | Exception | None]:
         keys = [entry.key for entry in entries]
-        stored = await self._hop(lambda connection: self._stored(connection, keys), write=False)
+        stored = self._look(lambda database: self._stored(database, keys)) if self._look else None
+        if stored is None:
+            stored = await self._hop(lambda connection: self._stored(connection, keys), write=False)
         return [_check(stored.get(entry.key), entry) if entry.key in stored else None for entry in entries]
 
-    async def _record_all(self, entries: Sequence[_Entry]) -> list[Stored | Exception]:
+    async def _record_all(self, entries: Sequence[_Entry]) -> list[Any]:
         def work(tx: _Runs) -> dict[str, _Row] | None:
             if self._claim(tx, entries) == len(entries):
                 return None
@@ -176,8 +180,9 @@ class Inbox:
 
         stored = await self._hop(work, write=True)
         if stored is None:
-            return [Stored(json.loads(entry.result), time.time()) for entry in entries]
-        return [_check(stored.get(entry.key), entry) for entry in entries]
+            return [loads(entry.result) for entry in entries]
+        checked = [_check(stored.get(entry.key), entry) for entry in entries]
+        return [each.result if isinstance(each, Stored) else each for each in checked]
 
     async def _hop(self, work: Callable[[_Runs], T], *, write: bool) -> T:
         return await in_one_hop(self.store, work, write=write, transact=_transact)
@@ -186,11 +191,11 @@ class Inbox:
         """Insert the missing markers; returns how many."""
         now = time.time()
         # One order in all processes: batches that overlap in another order deadlock on PostgreSQL.
-        in_order = sorted(entries, key=lambda entry: entry.key)
+        in_order = sorted(entries, key=itemgetter(0))
         if self._postgres:
             columns = [[getattr(e, name) for e in in_order] for name in ("key", "fingerprint", "result")]
             return int(tx.exec_driver_sql(_CLAIM_ALL, (self._consumer, now, *columns)).rowcount)
-        rows = [(self._consumer, e.key, e.fingerprint, e.result, now) for e in in_order]
+        rows = [(self._consumer, *entry, now) for entry in in_order]
         return int(tx.exec_driver_sql(_CLAIM, rows).rowcount)
 
     def _stored(self, connection: _Runs, keys: Sequence[str]) -> dict[str, _Row]:
@@ -207,7 +212,7 @@ def _same_payload(row: _Row | None, key: str, fingerprint: str) -> Stored:
         raise Transient("The marker was purged while its duplicate was being answered: try again.")
     if row.fingerprint != fingerprint:
         raise KeyReused(f"{KeyReused.__doc__} Key: {key[:120]!r}.")
-    return Stored(json.loads(row.result or "null"), row.at)
+    return Stored(loads(row.result or "null"), row.at)
 
 
 def _check(row: _Row | None, entry: _Entry) -> Stored | Exception:
@@ -230,6 +235,50 @@ class _Driver:
     def exec_driver_sql(self, statement: str, parameters: Any) -> sqlite3.Cursor:
         many = isinstance(parameters, list)
         return (self._database.executemany if many else self._database.execute)(statement, parameters)
+
+
+class _Look:
+    """Reads an SQLite file in the event loop's own thread: a change of threads takes longer than the SELECT, and its
+    readers wait for nobody. None, where this one would (a locked file, a cold disk): ask in another thread."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._not_before = path, 0.0
+        self._database: sqlite3.Connection | None = None
+
+    def __call__(self, work: Callable[[_Runs], T]) -> T | None:
+        if (began := time.monotonic()) < self._not_before:
+            return None
+        try:
+            if self._database is None:
+                # Without patience: whoever keeps the file locked must not stop the loop.
+                self._database = sqlite3.connect(self._path, 0, isolation_level=None, check_same_thread=False)
+                self._database.execute("PRAGMA query_only=ON")
+            return work(_Driver(self._database))
+        except sqlite3.Error:  # the usual way says what is wrong
+            self.close()
+            return None
+        finally:
+            if time.monotonic() - began > SLOW_LOOK:
+                self._not_before = time.monotonic() + NO_LOOKS
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+        self._database = None
+
+    def end(self, _engine: Engine) -> None:
+        self._not_before = float("inf")
+        self.close()
+
+
+_looks: WeakKeyDictionary[Engine, _Look] = WeakKeyDictionary()
+
+
+def _look_of(engine: Engine) -> _Look | None:
+    if (hop := hops.get(engine)) is not None and engine not in _looks:
+        _looks[engine] = _Look(str(hop.reader.url.database))
+        event.listen(engine, "engine_disposed", _looks[engine].end)
+    return _looks.get(engine)
 
 
 def _transact(engine: Engine, work: Callable[[_Runs], T]) -> T:

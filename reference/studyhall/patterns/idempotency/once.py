@@ -49,10 +49,10 @@ def once(markers: Markers) -> Step:
                 raise
             uncancel()
             return _ended(run, await inbox.record(run.key, mark, {CANCELLED: clean_text(reason)}))
-        done = answer if isinstance(answer, Done) else Done(answer)
-        dump = getattr(done.result, "model_dump", None)
-        result = dump(mode="json") if dump else done.result
-        saves = [*([done.save] if done.save else []), *run.saves]
+        result, save = (answer.result, answer.save) if isinstance(answer, Done) else (answer, None)
+        if dump := getattr(result, "model_dump", None):
+            result = dump(mode="json")
+        saves = [save, *run.saves] if save else run.saves
         if not saves:
             # Nothing but the result to store: it shares a transaction with other jobs that end now.
             return _ended(run, await inbox.record(run.key, mark, result))
