@@ -16,7 +16,6 @@ import difflib
 import inspect
 import math
 import re
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypedDict, TypeVar, Unpack, overload
@@ -26,7 +25,7 @@ from pydantic_core import PydanticSerializationError
 
 from .core.execution import CallNext, JobContext, Step, gives
 from .core.failures import Permanent
-from .core.job import Deadline, RetryPolicy, correlation, current_correlation_id
+from .core.job import Deadline, RetryPolicy, current_correlation_id, new_correlation_id, take_correlation
 from .core.plain_json import NotJson, check, fingerprint, member_fingerprint
 from .core.request import AddNext, AddStep, Outgoing
 
@@ -49,6 +48,8 @@ Upcast = Callable[[dict[str, Any]], dict[str, Any]]
 MINUTE = Deadline(60.0)
 DEFAULT = RetryPolicy()
 BIG = 4_096  # characters above which a payload is not encoded again
+MAX_CID = 64  # characters of a correlation id
+MAX_DIGITS = 4_300  # of an integer that Python reads
 
 
 class UnknownJob(Permanent):
@@ -167,10 +168,17 @@ def validated(jobs: JobTypes) -> AddStep:
     """For a producer, as its first step: check the payload, and put it into the envelope that `typed` reads."""
 
     async def validated(outgoing: Sequence[Outgoing], call_next: AddNext) -> None:
-        with correlation(current_correlation_id()) as cid:
-            for job in outgoing:
-                _envelop(job, jobs, cid)
+        cid = current_correlation_id()
+        # Without one, a job's own id serves, and is not stored; the jobs of a flow share a new one.
+        if not cid and any(job.children or len(job.ref.id) > MAX_CID for job in outgoing):
+            cid = new_correlation_id()
+        for job in outgoing:
+            _envelop(job, jobs, cid)
+        token = take_correlation(cid or outgoing[0].ref.id)
+        try:
             await call_next()
+        finally:
+            token.var.reset(token)
 
     validated.queue_of = lambda name: jobs[name].queue  # type: ignore[attr-defined]
     return validated
@@ -178,7 +186,7 @@ def validated(jobs: JobTypes) -> AddStep:
 
 def _envelop(job: Outgoing, jobs: JobTypes, cid: str) -> None:
     request, retry = job.request, jobs[job.ref.name].retry
-    meta: dict[str, Any] = {"cid": cid, "at": int(time.time() * 1000)}
+    meta: dict[str, Any] = {"cid": cid} if cid else {}
     if (max_age := request.max_age) is not None:
         if not (isinstance(max_age, int | float) and 0 < max_age < math.inf):
             raise InvalidMaxAge(f"max_age {str(max_age)[:50]}: {InvalidMaxAge.__doc__}")
@@ -186,8 +194,11 @@ def _envelop(job: Outgoing, jobs: JobTypes, cid: str) -> None:
     job.data = jobs.encode(job.ref.name, request.payload)
     if request.key:
         job.data["key"] = request.key
-    job.data["meta"] = meta | dict(request.meta)
+    if meta := meta | dict(request.meta):
+        job.data["meta"] = meta
     job.opts["attempts"] = retry.attempts
+    if retry.attempts <= job.opts.get("stackTraceLimit", 0):
+        del job.opts["stackTraceLimit"]  # one for each attempt at most: there is nothing to limit
     # What a stock worker would do; ours computes the delay itself, with jitter.
     job.opts["backoff"] = {"type": "exponential", "delay": int(retry.base * 1000)}
 
@@ -249,8 +260,12 @@ class JobTypes:
         job_type = self[job.name if isinstance(job, JobType) else job]
         try:
             given = payload if isinstance(payload, Mapping) else _dump(payload)
-            body = _dump(job_type.payload.model_validate(given))
-            job_type.payload.model_validate(body)  # what serialises does not always parse: find out here
+            model = job_type.payload.model_validate(given)
+            body = model.model_dump(mode="json", by_alias=True)
+            again = job_type.payload.model_validate(body)  # what serialises does not always parse: find out here
+            # The same after the journey, and of a form that pydantic writes: nothing that `check` would find is in it.
+            if _differ(model, again) or len(model.model_dump_json(by_alias=True)) > MAX_DIGITS:
+                _dump(model)
         except ValidationError as error:
             raise MalformedPayload(
                 _complaint(f"{job_type.name} v{job_type.version}", job_type.payload, error)
@@ -308,6 +323,10 @@ class JobTypes:
     def queues(self) -> list[str]:
         """Names of the queues that these jobs live in."""
         return sorted({job_type.queue for job_type in self})
+
+
+def _differ(one: BaseModel, other: BaseModel) -> bool:
+    return one.__dict__ != other.__dict__ or one.__pydantic_extra__ != other.__pydantic_extra__
 
 
 def _dump(payload: BaseModel) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from harness.pipelines import JobSetup
+from studyhall.patterns import flow
 from studyhall.patterns.claim_check import PayloadTooLarge
 from studyhall.patterns.core.errors import FailedTwin, InvalidDelay, Permanent
 from studyhall.patterns.core.job import RetryPolicy
@@ -96,13 +97,13 @@ async def test_a_repeat_of_a_failed_request_is_an_error_that_says_so(redis_url, 
 
 async def test_a_job_that_fails_at_once_is_not_taken_for_its_own_twin(redis_url, tmp_path, monkeypatch):
     async with JobSetup.open(redis_url, tmp_path, note_jobs()) as setup, setup.working():
-        ask = setup.producer._ask_for_twins
+        ask = flow._present
 
         async def ask_late(*args):
             assert await setup.ended(note("k")) == ["failed"], "the worker is faster than the question"
             return await ask(*args)
 
-        monkeypatch.setattr(setup.producer, "_ask_for_twins", ask_late)  # of a flow: a plain add asks before it adds
+        monkeypatch.setattr(flow, "_present", ask_late)  # a plain add asks before it adds
         await setup.producer.enqueue(fan_in(note("parent"), [note("k", "poison")]))
         with pytest.raises(FailedTwin):
             await setup.producer.enqueue_many([note("k", "poison")])

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from studyhall.patterns.core.errors import QueueUnavailable
 from studyhall.patterns.core.open_store import close, create_all, open_store
-from studyhall.patterns.core.request import JobRef, JobRequest
+from studyhall.patterns.core.request import JobRef, JobRequest, Outgoing
 from studyhall.patterns.degraded import DegradedProducer
 from studyhall.patterns.degraded.pending import drain, pending
 
@@ -30,8 +30,8 @@ class Producer:
     def ref(self, request: JobRequest) -> JobRef:
         return JobRef("mails", request.name, f"{request.name}-{request.key}", request.key)
 
-    async def checked(self, request: JobRequest) -> JobRequest:
-        return request
+    async def prepared(self, request: JobRequest) -> Outgoing:
+        return Outgoing(request, self.ref(request), request.payload, {})
 
     async def admit(self, request: JobRequest) -> None:
         if self.away:

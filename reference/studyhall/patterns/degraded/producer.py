@@ -67,7 +67,7 @@ class DegradedProducer:
 
     async def admit(self, request: JobRequest) -> None:
         """Before `accept`: is it valid, is there room? An absent Redis is not a reason to refuse, a full table is."""
-        await self.producer.checked(request)
+        await self.producer.prepared(request)
         if not self._away:
             try:
                 return await self.producer.admit(request)
