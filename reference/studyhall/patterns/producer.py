@@ -19,7 +19,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import cache, partial
 from typing import Any, Protocol
@@ -96,8 +96,8 @@ class Producer:
         self.options = {"connection": self.redis, "prefix": prefix}
         self._queues: dict[str, Queue] = {}
         self._idle: list[Any] = []  # connections of the pool; at most MAX_ADDS
-        self._beginnings: dict[tuple[str, str], bytes] = {}  # of the commands that add, by queue and script
-        self._packed: tuple[dict[str, Any], bytes] = ({}, b"")  # options, which most jobs share, as they are sent
+        # By queue and job type: options, and what commands that add such a job have in common.
+        self._shared: dict[tuple[str, str], tuple[dict[str, Any], bytes, bytes]] = {}
 
     def queue(self, name: str) -> Queue:
         """The BullMQ queue of that name on our connection."""
@@ -118,9 +118,9 @@ class Producer:
 
     async def enqueue(self, request: JobRequest) -> JobRef:
         """Add one job, or one flow when the request has children: these run first, all or none are added."""
-        jobs = list(_all(self._outgoing(request)))
-        flows = self._flows if request.children else None
-        await self._through(jobs, partial(self._bounded_add, [jobs], partial(flows.add, self) if flows else self._add))
+        jobs = self._outgoing(request).tree()
+        add = partial(self._flows.add, self) if self._flows and request.children else self._add
+        await self._through(jobs, partial(self._bounded_add, [jobs], add))
         return jobs[0].ref
 
     async def enqueue_many(self, requests: Sequence[JobRequest]) -> list[JobRef]:
@@ -131,19 +131,14 @@ class Producer:
         for job in (jobs := [self._outgoing(request) for request in requests]):
             batches.setdefault(job.ref.queue, []).append(job)
         if jobs:
-            await self._through(jobs, partial(self._bounded_add, batches.values(), self._add))
+            await self._through(jobs, partial(self._bounded_add, batches.values(), self._add, 1 / 1_000))
         return [job.ref for job in jobs]
 
     async def prepared(self, request: JobRequest) -> Outgoing:
         """The job of this request after all steps, and its children likewise; nothing goes into a queue."""
         job = self._outgoing(request)
-        await self._through(list(_all(job)), partial(asyncio.sleep, 0))
+        await self._through(job.tree(), partial(asyncio.sleep, 0))
         return job
-
-    async def admit(self, request: JobRequest) -> None:
-        """Ask whether the queues take it, without adding it: `Overloaded` or `QueueUnavailable` if not."""
-        async with self.bounded():
-            await self._admit(list(_all(self._outgoing(request))), look=True)
 
     def outgoing(self, ref: JobRef, request: JobRequest) -> Outgoing:
         """The job of this request before any step, with the options that every job gets."""
@@ -169,10 +164,15 @@ class Producer:
             add = partial(step, jobs, add)
         await add()
 
-    async def _bounded_add(self, batches: Iterable[Sequence[Outgoing]], add: Callable[..., Awaitable[None]]) -> None:
+    async def _bounded_add(
+        self, batches: Iterable[Sequence[Outgoing]], add: Callable[..., Awaitable[None]], each: float = 0.0
+    ) -> None:
         for jobs in batches:
-            async with self.bounded(self._timeout + (len(jobs) - 1) / 1_000):
-                await self._admit(jobs)
+            async with self.bounded(self._timeout + each * len(jobs)):
+                if self.admission:
+                    wanted = Counter((job.ref.queue, job.opts["priority"]) for job in jobs)
+                    for (queue, priority), count in wanted.items():
+                        await self.admission(queue, count, priority)
                 await add(jobs)
 
     async def _add(self, jobs: Sequence[Outgoing]) -> None:
@@ -181,8 +181,10 @@ class Producer:
         calls = b"".join([self._call(queue, job, now) for job in jobs])
         replies = await self._send(calls, len(jobs))
         if any(isinstance(reply, NoScriptError) for reply in replies):  # a server that never saw it, or was restarted
-            scripts = [b"*3\r\n" + _arguments(b"SCRIPT", b"LOAD", _script(queue, kind)[1]) for kind in _KEYS]
-            await self._send(b"".join(scripts), len(scripts))
+            sources = [_asking(queue.scripts.commands[name].script)[1] for name in _KEYS]
+            await self._send(
+                b"".join(b"*3\r\n" + _arguments(b"SCRIPT", b"LOAD", each) for each in sources), len(sources)
+            )
             replies = await self._send(calls, len(jobs))
         for reply in replies:
             if isinstance(reply, Exception):
@@ -192,27 +194,19 @@ class Producer:
         self.refuse_twins(jobs, [reply[1:] for reply in replies], now)
 
     def _call(self, queue: Queue, job: Outgoing, now: int) -> bytes:
-        """The command that adds the job. Written here: redis-py and hiredis know nothing of what all jobs share."""
-        opts, base, ident = job.opts, queue.keys[""], job.ref.id
-        if opts != self._packed[0]:
-            when = opts.get("delay") or opts["priority"]
-            packed = _arguments(msgpack.packb(queue.scripts.encodeOpts(opts)), str(when).encode())
-            self._packed = ({**opts}, packed)
-        about = _pack((base, ident, job.ref.name, now, None, None, None, None, None))
-        own = _arguments((base + ident).encode(), about, job.text.encode())
-        return (
-            self._beginning(queue, "addDelayedJob" if opts.get("delay") else "addPrioritizedJob")
-            + own
-            + (self._packed[1] + _arguments(ident.encode()))
-        )
-
-    def _beginning(self, queue: Queue, kind: str) -> bytes:
-        if (queue.name, kind) not in self._beginnings:
-            keys = [queue.keys[name].encode() for name in _KEYS[kind].split()]
-            parts = (b"EVALSHA", _script(queue, kind)[0], b"%d" % (len(keys) + 1), *keys)
-            # The job's key follows, and five arguments.
-            self._beginnings[queue.name, kind] = b"*%d\r\n" % (len(parts) + 6) + _arguments(*parts)
-        return self._beginnings[queue.name, kind]
+        """The command that adds the job, in Redis' protocol: most of it is the same for all jobs of a type."""
+        opts, base, ref = job.opts, queue.keys[""], job.ref
+        known, begin, end = self._shared.get((ref.queue, ref.name), ({}, b"", b""))
+        if opts != known:
+            script = "addDelayedJob" if opts.get("delay") else "addPrioritizedJob"
+            keys = [queue.keys[name].encode() for name in _KEYS[script].split()]
+            sha, _ = _asking(queue.scripts.commands[script].script)
+            # The job's key follows, and three arguments.
+            begin = b"*%d\r\n" % (len(keys) + 7) + _arguments(b"EVALSHA", sha, b"%d" % (len(keys) + 1), *keys)
+            end = _arguments(msgpack.packb(queue.scripts.encodeOpts(opts)))
+            self._shared[ref.queue, ref.name] = ({**opts}, begin, end)
+        about = _pack((base, ref.id, ref.name, now, None, None, None, None, None))
+        return begin + _arguments((base + ref.id).encode(), about, job.text.encode()) + end
 
     async def _send(self, commands: bytes, count: int) -> list[Any]:
         """In one write; what Redis refused is among the replies. A broken connection is replaced once: after a restart
@@ -262,12 +256,6 @@ class Producer:
         if failed:
             raise FailedTwin(f"{', '.join(failed[:5])}: {FailedTwin.__doc__}")
 
-    async def _admit(self, jobs: Sequence[Outgoing], *, look: bool = False) -> None:
-        if self.admission:
-            wanted = Counter((job.ref.queue, job.opts["priority"]) for job in jobs)
-            for (queue, priority), count in wanted.items():
-                await self.admission(queue, 0 if look else count, priority)
-
     @asynccontextmanager
     async def bounded(self, timeout: float | None = None) -> AsyncIterator[None]:
         """Calls on our connection get their answer or `QueueUnavailable`, in time, whatever state Redis is in."""
@@ -285,24 +273,14 @@ def _arguments(*parts: bytes) -> bytes:
     return b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
 
 
-def _script(queue: Queue, kind: str) -> tuple[bytes, bytes]:
-    return _asking(queue.scripts.commands[kind].script)
-
-
 @cache
 def _asking(script: str) -> tuple[bytes, bytes]:
     """BullMQ silently ignores an existing id, even one in the failed set. So its script is made to return what was
     there: the id's score in the failed set, its data and its time. Returns SHA-1 and source."""
     source = f"""local was = redis.call('HMGET', KEYS[#KEYS], 'data', 'timestamp')
-local failed = (was[1] or was[2]) and redis.call('ZSCORE', KEYS[#KEYS - 1], ARGV[#ARGV])
+local failed = (was[1] or was[2]) and redis.call('ZSCORE', KEYS[#KEYS - 1], cmsgpack.unpack(ARGV[1])[2])
 local function add()
 {script}
 end
 return {{add(), failed, was[1], was[2]}}""".encode()
     return hashlib.sha1(source, usedforsecurity=False).hexdigest().encode(), source
-
-
-def _all(job: Outgoing) -> Iterator[Outgoing]:
-    yield job
-    for child in job.children:
-        yield from _all(child)

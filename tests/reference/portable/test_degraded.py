@@ -1,6 +1,7 @@
 """While the queue is away requests are taken into the database; when it is back each is queued once."""
 
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
 import pytest_asyncio
@@ -24,6 +25,8 @@ async def store(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
 class Producer:
     """Stands for the one that talks to Redis."""
 
+    admission = None
+
     def __init__(self) -> None:
         self.away, self.queued = True, list[str]()
 
@@ -33,12 +36,12 @@ class Producer:
     async def prepared(self, request: JobRequest) -> Outgoing:
         return Outgoing(request, self.ref(request), request.payload, {})
 
-    async def admit(self, request: JobRequest) -> None:
-        if self.away:
-            raise QueueUnavailable("Redis does not answer")
+    def bounded(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def enqueue(self, request: JobRequest) -> JobRef:
-        await self.admit(request)
+        if self.away:
+            raise QueueUnavailable("Redis does not answer")
         self.queued.append(request.key)
         return self.ref(request)
 

@@ -47,6 +47,10 @@ class Outgoing:
     children: list[Outgoing] = field(default_factory=list)
     sealed: tuple[Any, str] = (None, "")  # data and its JSON, from a step that wrote it
 
+    def tree(self) -> list[Outgoing]:
+        """This job, and all below it."""
+        return [self, *(job for child in self.children for job in child.tree())]
+
     @property
     def text(self) -> str:
         data, text = self.sealed

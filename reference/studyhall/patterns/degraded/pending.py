@@ -16,7 +16,8 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
@@ -54,8 +55,10 @@ row = pending_jobs.c
 class Enqueues(Protocol):
     """What is needed of a producer; `producer.Producer` is one."""
 
+    admission: Callable[[str, int, int], Awaitable[None]] | None  # (queue, jobs, priority)
+
+    def bounded(self) -> AbstractAsyncContextManager[None]: ...
     async def enqueue(self, request: JobRequest) -> JobRef: ...
-    async def admit(self, request: JobRequest) -> None: ...
     async def prepared(self, request: JobRequest) -> Outgoing: ...
     def ref(self, request: JobRequest) -> JobRef: ...
 
