@@ -167,13 +167,16 @@ class Producer:
     async def _bounded_add(
         self, batches: Iterable[Sequence[Outgoing]], add: Callable[..., Awaitable[None]], each: float = 0.0
     ) -> None:
-        for jobs in batches:
-            async with self.bounded(self._timeout + each * len(jobs)):
-                if self.admission:
-                    wanted = Counter((job.ref.queue, job.opts["priority"]) for job in jobs)
-                    for (queue, priority), count in wanted.items():
-                        await self.admission(queue, count, priority)
-                await add(jobs)
+        try:  # as in `bounded`, whose generator would cost as much again
+            for jobs in batches:
+                async with asyncio.timeout(self._timeout + each * len(jobs)), self._turns:
+                    if self.admission:
+                        wanted = Counter((job.ref.queue, job.opts["priority"]) for job in jobs)
+                        for (queue, priority), count in wanted.items():
+                            await self.admission(queue, count, priority)
+                    await add(jobs)
+        except (RedisError, OSError) as error:
+            raise _unavailable(error) from error
 
     async def _add(self, jobs: Sequence[Outgoing]) -> None:
         """All of one queue, in one round trip."""
@@ -228,10 +231,11 @@ class Producer:
                 if isinstance(reply, ResponseError) and (why := meaning(reply)) is not reply:
                     raise why
         except BaseException as error:  # replies may still come that nobody would read
-            await connection.disconnect(nowait=True)
-            await pool.release(connection)
+            self._idle.append(connection)
             while self._idle:  # what ended this one has ended them all
-                await pool.release(self._idle.pop())
+                ended = self._idle.pop()
+                await ended.disconnect(nowait=True)
+                await pool.release(ended)
             if isinstance(error, OSError):
                 raise ConnectionError(f"connection to Redis lost: {error}") from error
             raise
@@ -263,10 +267,14 @@ class Producer:
             async with asyncio.timeout(timeout or self._timeout), self._turns:
                 yield
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
-            raise QueueUnavailable(f"{QueueUnavailable.__doc__} ({type(error).__name__})") from error
+            raise _unavailable(error) from error
 
     async def close(self) -> None:
         await self.redis.aclose()
+
+
+def _unavailable(error: Exception) -> QueueUnavailable:
+    return QueueUnavailable(f"{QueueUnavailable.__doc__} ({type(error).__name__})")
 
 
 def _arguments(*parts: bytes) -> bytes:
