@@ -96,7 +96,7 @@ class Producer:
         self.options = {"connection": self.redis, "prefix": prefix}
         self._queues: dict[str, Queue] = {}
         self._idle: list[Any] = []  # connections of the pool; at most MAX_ADDS
-        # By queue and job type: options, and what commands that add such a job have in common.
+        # By queue and job name: options, and what commands that add such a job share.
         self._shared: dict[tuple[str, str], tuple[dict[str, Any], bytes, bytes]] = {}
 
     def queue(self, name: str) -> Queue:

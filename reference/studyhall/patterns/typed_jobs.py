@@ -17,11 +17,12 @@ import inspect
 import math
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypedDict, TypeVar, Unpack, overload
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, from_json
 
 from .core.execution import CallNext, JobContext, Step, gives
 from .core.failures import Permanent
@@ -50,6 +51,7 @@ DEFAULT = RetryPolicy()
 BIG = 4_096  # characters above which a payload is not encoded again
 MAX_CID = 64  # characters of a correlation id
 MAX_DIGITS = 4_300  # of an integer that Python reads
+_LOSSY = re.compile("null|NaN|Infinity")  # may have been a number that JSON does not know
 
 
 class UnknownJob(Permanent):
@@ -260,12 +262,8 @@ class JobTypes:
         job_type = self[job.name if isinstance(job, JobType) else job]
         try:
             given = payload if isinstance(payload, Mapping) else _dump(payload)
-            model = job_type.payload.model_validate(given)
-            body = model.model_dump(mode="json", by_alias=True)
-            again = job_type.payload.model_validate(body)  # what serialises does not always parse: find out here
-            # The same after the journey, and of a form that pydantic writes: nothing that `check` would find is in it.
-            if _differ(model, again) or len(model.model_dump_json(by_alias=True)) > MAX_DIGITS:
-                _dump(model)
+            body = _dump(job_type.payload.model_validate(given))
+            job_type.payload.model_validate(body)  # what serialises does not always parse: find out here
         except ValidationError as error:
             raise MalformedPayload(
                 _complaint(f"{job_type.name} v{job_type.version}", job_type.payload, error)
@@ -325,11 +323,11 @@ class JobTypes:
         return sorted({job_type.queue for job_type in self})
 
 
-def _differ(one: BaseModel, other: BaseModel) -> bool:
-    return one.__dict__ != other.__dict__ or one.__pydantic_extra__ != other.__pydantic_extra__
-
-
-def _dump(payload: BaseModel) -> dict[str, Any]:
+def _dump(payload: BaseModel) -> Any:
+    with suppress(ValueError, RecursionError):  # what cannot be written is named by `check`, in our words
+        text = payload.model_dump_json(by_alias=True)
+        if len(text) <= MAX_DIGITS and not _LOSSY.search(text):
+            return from_json(text)
     check(payload.model_dump())  # before: JSON mode silently turns NaN into None
     return payload.model_dump(mode="json", by_alias=True)
 
