@@ -20,7 +20,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import cache, partial
 from typing import Any, Protocol
 
@@ -211,14 +211,9 @@ class Producer:
         about = _pack((base, ref.id, ref.name, now, None, None, None, None, None))
         return begin + _arguments((base + ref.id).encode(), about, job.text.encode()) + end
 
-    async def _send(self, commands: bytes, count: int) -> list[Any]:
+    async def _send(self, commands: bytes, count: int, *, again: bool = True) -> list[Any]:
         """In one write; what Redis refused is among the replies. A broken connection is replaced once: after a restart
         of Redis all of them are dead."""
-        with suppress(ConnectionError):
-            return await self._send_once(commands, count)
-        return await self._send_once(commands, count)
-
-    async def _send_once(self, commands: bytes, count: int) -> list[Any]:
         pool: Any = self.redis.connection_pool
         connection = self._idle.pop() if self._idle else await pool.get_connection()
         try:
@@ -236,8 +231,8 @@ class Producer:
                 ended = self._idle.pop()
                 await ended.disconnect(nowait=True)
                 await pool.release(ended)
-            if isinstance(error, OSError):
-                raise ConnectionError(f"connection to Redis lost: {error}") from error
+            if again and isinstance(error, ConnectionError | OSError):
+                return await self._send(commands, count, again=False)
             raise
         # Not to the pool: returning and fetching it would take a fifth of the time of an add.
         self._idle.append(connection)
