@@ -11,6 +11,7 @@ parent: a child that waits for its place in another living flow is refused (`Flo
 as a whole. Redis Cluster is not supported.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -102,6 +103,8 @@ class _Producer(Protocol):
     prefix: str
     options: dict[str, Any]
 
+    def refuse_twins(self, jobs: Sequence[Outgoing], twins: Sequence[Sequence[Any]], now: int) -> None: ...
+
 
 class Flows:
     """For `Producer(flows=Flows())`: a request with children is added with all below it, or not at all."""
@@ -115,18 +118,33 @@ class Flows:
                 raise FlowTooLarge(f"over {MAX_JOBS} jobs or {MAX_DEPTH} levels. {FlowTooLarge.__doc__}")
             level = [child for parent in level for child in parent.children]
 
-    async def add(self, producer: _Producer, root: Outgoing) -> None:
-        node = _tree(root)
+    async def add(self, producer: _Producer, jobs: Sequence[Outgoing]) -> None:
+        """`jobs`: the root, then all below it. Raises when one of them was there already, failed or with another
+        payload."""
+        now = round(time.time() * 1000)
+        node = _tree(jobs[0], now)
         await check_parents(node, producer.redis, producer.prefix)
         await FlowProducer(producer.options).add(node)
+        producer.refuse_twins(jobs, await _present(producer, jobs), now)
 
 
-def _tree(job: Outgoing) -> dict[str, Any]:
+async def _present(producer: _Producer, jobs: Sequence[Outgoing]) -> list[tuple[Any, Any, Any]]:
+    async with producer.redis.pipeline(transaction=False) as pipe:
+        for job in jobs:
+            base = f"{producer.prefix}:{job.ref.queue}:"
+            pipe.zscore(f"{base}failed", job.ref.id)
+            pipe.hmget(base + job.ref.id, "data", "timestamp")
+        replies = await pipe.execute()
+    return [(score, *fields) for score, fields in zip(replies[::2], replies[1::2], strict=True)]
+
+
+def _tree(job: Outgoing, now: int) -> dict[str, Any]:
     children = []
     for child in job.children:
         child.opts |= edge_options(child.request.on_failure)
-        children.append(_tree(child))
-    return {"name": job.ref.name, "queueName": job.ref.queue, "data": job.data, "opts": job.opts, "children": children}
+        children.append(_tree(child, now))
+    opts = {**job.opts, "jobId": job.ref.id, "timestamp": now}
+    return {"name": job.ref.name, "queueName": job.ref.queue, "data": job.data, "opts": opts, "children": children}
 
 
 async def check_parents(root: dict[str, Any], redis: Redis, prefix: str) -> None:

@@ -19,9 +19,8 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import cache, partial
 from typing import Any, Protocol
 
@@ -29,17 +28,11 @@ import msgpack
 from bullmq import Queue
 from redis.exceptions import ConnectionError, NoScriptError, RedisError, ResponseError
 
-from .core.connections import producer_client
+from .core.connections import meaning, producer_client
 from .core.failures import FailedTwin, InvalidDelay, Permanent, QueueUnavailable
-from .core.request import AddNext, AddStep, JobRef, JobRequest, Outgoing
+from .core.request import AddNext, AddStep, JobRef, JobRequest, Outgoing, payload_of
 from .job_ids import job_id
 from .priority import priority_of
-
-_pack: Callable[[Any], Any] | None
-try:
-    from hiredis import pack_command as _pack
-except ImportError:
-    _pack = None
 
 __all__ = ["FailedTwin", "JobRef", "JobRequest", "KeyTaken", "Producer", "QueueUnavailable"]
 
@@ -53,22 +46,19 @@ KEPT = {
     "stackTraceLimit": 5,
     "keepLogs": 50,
 }
-# In the order in which BullMQ's scripts expect them; the last two are ours.
+# In the order in which BullMQ's scripts expect them; the last one is ours.
 _KEYS = {
-    "addDelayedJob": ("marker", "meta", "id", "delayed", "completed", "events", "failed"),
-    "addPrioritizedJob": (
-        *("marker", "meta", "id", "prioritized", "delayed", "completed", "active", "events", "pc"),
-        "failed",
-    ),
+    "addDelayedJob": "marker meta id delayed completed events failed",
+    "addPrioritizedJob": "marker meta id prioritized delayed completed active events pc failed",
 }
 
-Command = tuple[Any, ...]
 Admit = Callable[[str, int, int], Awaitable[None]]  # (queue, jobs, priority); raises to refuse
+_pack = msgpack.Packer().pack
 
 
 class AddsFlows(Protocol):
     def check(self, request: JobRequest) -> None: ...
-    async def add(self, producer: Any, root: Outgoing) -> None: ...
+    async def add(self, producer: Any, jobs: Sequence[Outgoing]) -> None: ...
 
 
 class Keeps(Protocol):
@@ -106,6 +96,8 @@ class Producer:
         self.options = {"connection": self.redis, "prefix": prefix}
         self._queues: dict[str, Queue] = {}
         self._idle: list[Any] = []  # connections of the pool; at most MAX_ADDS
+        # By queue and job name: options, and what commands that add such a job share.
+        self._shared: dict[tuple[str, str], tuple[dict[str, Any], bytes, bytes]] = {}
 
     def queue(self, name: str) -> Queue:
         """The BullMQ queue of that name on our connection."""
@@ -126,55 +118,34 @@ class Producer:
 
     async def enqueue(self, request: JobRequest) -> JobRef:
         """Add one job, or one flow when the request has children: these run first, all or none are added."""
-        jobs = list(_all(job := self._outgoing(request)))
-
-        async def add() -> None:
-            async with self.bounded():
-                await self._admit(jobs)
-                if self._flows and job.children:
-                    await self._flows.add(self, job)
-                    await self._ask_for_twins(jobs)
-                else:
-                    await self._add(jobs)
-
-        await self._through(jobs, add)
-        return job.ref
+        jobs = self._outgoing(request).tree()
+        add = partial(self._flows.add, self) if self._flows and request.children else self._add
+        await self._through(jobs, partial(self._bounded_add, [jobs], add))
+        return jobs[0].ref
 
     async def enqueue_many(self, requests: Sequence[JobRequest]) -> list[JobRef]:
         """Add many jobs in one round trip per queue. When it raises, part of them may be there: enqueue all again."""
         if any(request.children for request in requests):
             raise ValueError("enqueue_many takes plain jobs; add flows one by one with enqueue")
         batches: dict[str, list[Outgoing]] = {}
-        for job in (outgoing := [self._outgoing(request) for request in requests]):
+        for job in (jobs := [self._outgoing(request) for request in requests]):
             batches.setdefault(job.ref.queue, []).append(job)
+        if jobs:
+            await self._through(jobs, partial(self._bounded_add, batches.values(), self._add, 1 / 1_000))
+        return [job.ref for job in jobs]
 
-        async def add() -> None:
-            for jobs in batches.values():
-                async with self.bounded(self._timeout + len(jobs) / 1_000):
-                    await self._admit(jobs)
-                    await self._add(jobs)
-
-        if outgoing:
-            await self._through(outgoing, add)
-        return [job.ref for job in outgoing]
-
-    async def checked(self, request: JobRequest) -> JobRequest:
-        """The request as it can be stored and enqueued later: all of it validated, its payload as JSON."""
+    async def prepared(self, request: JobRequest) -> Outgoing:
+        """The job of this request after all steps, and its children likewise; nothing goes into a queue."""
         job = self._outgoing(request)
-        await self._through(list(_all(job)), partial(asyncio.sleep, 0))  # through the steps, into no queue
-        return _as_json(job)
-
-    async def admit(self, request: JobRequest) -> None:
-        """Ask whether the queues take it, without adding it: `Overloaded` or `QueueUnavailable` if not."""
-        async with self.bounded():
-            await self._admit(list(_all(self._outgoing(request))), look=True)
+        await self._through(job.tree(), partial(asyncio.sleep, 0))
+        return job
 
     def outgoing(self, ref: JobRef, request: JobRequest) -> Outgoing:
         """The job of this request before any step, with the options that every job gets."""
         delay, data = request.delay, request.payload
         if not isinstance(delay, int | float) or not 0 <= delay <= MAX_DELAY:
             raise InvalidDelay(f"delay {str(delay)[:50]}: {InvalidDelay.__doc__}")
-        opts = {"jobId": ref.id, "priority": int(priority_of(request.priority)), **self._kept}
+        opts = {"attempts": 0, "priority": int(priority_of(request.priority)), **self._kept}
         if delay:
             opts["delay"] = int(delay * 1000)
         return Outgoing(request, ref, dict(data) if isinstance(data, Mapping) else data, opts)
@@ -193,65 +164,96 @@ class Producer:
             add = partial(step, jobs, add)
         await add()
 
+    async def _bounded_add(
+        self, batches: Iterable[Sequence[Outgoing]], add: Callable[..., Awaitable[None]], each: float = 0.0
+    ) -> None:
+        try:  # as in `bounded`, whose generator would cost as much again
+            for jobs in batches:
+                async with asyncio.timeout(self._timeout + each * len(jobs)), self._turns:
+                    if self.admission:
+                        wanted = Counter((job.ref.queue, job.opts["priority"]) for job in jobs)
+                        for (queue, priority), count in wanted.items():
+                            await self.admission(queue, count, priority)
+                    await add(jobs)
+        except (RedisError, OSError) as error:
+            raise _unavailable(error) from error
+
     async def _add(self, jobs: Sequence[Outgoing]) -> None:
         """All of one queue, in one round trip."""
-        queue = self.queue(jobs[0].ref.queue)
-        calls = [_call(queue, job) for job in jobs]
-        replies = await self._send(calls)
+        queue, now = self.queue(jobs[0].ref.queue), round(time.time() * 1000)
+        calls = b"".join([self._call(queue, job, now) for job in jobs])
+        replies = await self._send(calls, len(jobs))
         if any(isinstance(reply, NoScriptError) for reply in replies):  # a server that never saw it, or was restarted
-            await self._send([("SCRIPT", "LOAD", _asking(queue, kind)[1]) for kind in _KEYS])
-            replies = await self._send(calls)
+            sources = [_asking(queue.scripts.commands[name].script)[1] for name in _KEYS]
+            await self._send(
+                b"".join(b"*3\r\n" + _arguments(b"SCRIPT", b"LOAD", each) for each in sources), len(sources)
+            )
+            replies = await self._send(calls, len(jobs))
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
             if isinstance(reply[0], int) and reply[0] < 0:
                 raise queue.scripts.finishedErrors({"code": reply[0], "command": "addJob"})
-        _refuse_twins(jobs, [reply[1:] for reply in replies])
+        self.refuse_twins(jobs, [reply[1:] for reply in replies], now)
 
-    async def _send(self, commands: Sequence[Command]) -> list[Any]:
-        """In one write, with fewer calls than redis-py's pipeline makes; what Redis refused is among the replies. A
-        broken connection is replaced once: after a restart of Redis all of them are dead."""
-        with suppress(ConnectionError):
-            return await self._send_once(commands)
-        return await self._send_once(commands)
+    def _call(self, queue: Queue, job: Outgoing, now: int) -> bytes:
+        """The command that adds the job, in Redis' protocol: most of it is the same for all jobs of a type."""
+        opts, base, ref = job.opts, queue.keys[""], job.ref
+        known, begin, end = self._shared.get((ref.queue, ref.name), ({}, b"", b""))
+        if opts != known:
+            script = "addDelayedJob" if opts.get("delay") else "addPrioritizedJob"
+            keys = [queue.keys[name].encode() for name in _KEYS[script].split()]
+            sha, _ = _asking(queue.scripts.commands[script].script)
+            # The job's key follows, and three arguments.
+            begin = b"*%d\r\n" % (len(keys) + 7) + _arguments(b"EVALSHA", sha, b"%d" % (len(keys) + 1), *keys)
+            end = _arguments(msgpack.packb(queue.scripts.encodeOpts(opts)))
+            self._shared[ref.queue, ref.name] = ({**opts}, begin, end)
+        about = _pack((base, ref.id, ref.name, now, None, None, None, None, None))
+        return begin + _arguments((base + ref.id).encode(), about, job.text.encode()) + end
 
-    async def _send_once(self, commands: Sequence[Command]) -> list[Any]:
+    async def _send(self, commands: bytes, count: int, *, again: bool = True) -> list[Any]:
+        """In one write; what Redis refused is among the replies. A broken connection is replaced once: after a restart
+        of Redis all of them are dead."""
         pool: Any = self.redis.connection_pool
-        idle = self._idle.pop() if self._idle else None
-        connection = idle or await pool.get_connection()
-        limit = connection.socket_timeout
+        connection = self._idle.pop() if self._idle else await pool.get_connection()
         try:
-            if idle:
-                await pool.ensure_connection(idle)
-            connection.socket_timeout = None  # `bounded` is the limit, at less cost than one for each reply
-            packed = [_pack(command) for command in commands] if _pack else connection.pack_commands(commands)
-            await connection.send_packed_command(packed, check_health=False)
-            replies = [await _reply(connection) for _ in commands]
-            connection.socket_timeout = limit
-        except BaseException:  # replies may still come that nobody would read
-            connection.socket_timeout = limit
-            await connection.disconnect(nowait=True)
-            await pool.release(connection)
+            if not connection.is_connected or connection._writer.is_closing() or connection._reader.at_eof():
+                raise ConnectionError("the server has closed the connection")
+            # Past redis-py's own calls for it, which take longer than all the rest of an add; `bounded` is the limit.
+            connection._writer.write(commands)
+            replies = [await connection._parser.read_response() for _ in range(count)]
+            for reply in replies:
+                if isinstance(reply, ResponseError) and (why := meaning(reply)) is not reply:
+                    raise why
+        except BaseException as error:  # replies may still come that nobody would read
+            self._idle.append(connection)
             while self._idle:  # what ended this one has ended them all
-                await pool.release(self._idle.pop())
+                ended = self._idle.pop()
+                await ended.disconnect(nowait=True)
+                await pool.release(ended)
+            if again and isinstance(error, ConnectionError | OSError):
+                return await self._send(commands, count, again=False)
             raise
         # Not to the pool: returning and fetching it would take a fifth of the time of an add.
         self._idle.append(connection)
         return replies
 
-    async def _ask_for_twins(self, jobs: Sequence[Outgoing]) -> None:
-        commands: list[Command] = []
-        for job in jobs:
-            base = f"{self.prefix}:{job.ref.queue}:"
-            commands += [("ZSCORE", f"{base}failed", job.ref.id), ("HGET", base + job.ref.id, "data")]
-        replies = await self._send(commands)
-        _refuse_twins(jobs, list(zip(replies[::2], replies[1::2], strict=True)))
-
-    async def _admit(self, jobs: Sequence[Outgoing], *, look: bool = False) -> None:
-        if self.admission:
-            wanted = Counter((job.ref.queue, job.opts["priority"]) for job in jobs)
-            for (queue, priority), count in wanted.items():
-                await self.admission(queue, 0 if look else count, priority)
+    def refuse_twins(self, jobs: Sequence[Outgoing], twins: Sequence[Sequence[Any]], now: int) -> None:
+        """`twins`: what was under each id: its score in the failed set, its data, and when it was added."""
+        failed: list[str] = []
+        for job, (score, text, added) in zip(jobs, twins, strict=True):
+            if score is text is None:
+                continue
+            stored = json.loads(text) if text else None
+            same = payload_of(stored) == payload_of(job.data)
+            if same and added == str(now):  # by this very call: its answer was lost, or the job is fast
+                continue
+            if score is not None:
+                failed.append(job.ref.id)
+            elif not same:
+                raise KeyTaken(f"{job.ref.id}: {KeyTaken.__doc__}")
+        if failed:
+            raise FailedTwin(f"{', '.join(failed[:5])}: {FailedTwin.__doc__}")
 
     @asynccontextmanager
     async def bounded(self, timeout: float | None = None) -> AsyncIterator[None]:
@@ -260,78 +262,28 @@ class Producer:
             async with asyncio.timeout(timeout or self._timeout), self._turns:
                 yield
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
-            raise QueueUnavailable(f"{QueueUnavailable.__doc__} ({type(error).__name__})") from error
+            raise _unavailable(error) from error
 
     async def close(self) -> None:
         await self.redis.aclose()
 
 
-def _call(queue: Queue, job: Outgoing) -> Command:
-    key, ident, opts, delay = queue.keys, job.ref.id, job.opts, job.opts.get("delay", 0)
-    kind = "addDelayedJob" if delay else "addPrioritizedJob"
-    keys = [*(key[name] for name in _KEYS[kind]), key[""] + ident]
-    about = msgpack.packb([key[""], ident, job.ref.name, round(time.time() * 1000), None, None, None, None, None])
-    # Without the id: it is the job's key already, and what all jobs of a type share is read once by the worker.
-    options = msgpack.packb(
-        queue.scripts.encodeOpts({"attempts": 0} | {name: opts[name] for name in opts if name != "jobId"})
-    )
-    when = delay or opts["priority"]
-    return "EVALSHA", _asking(queue, kind)[0], len(keys), *keys, about, job.text, options, when, ident
+def _unavailable(error: Exception) -> QueueUnavailable:
+    return QueueUnavailable(f"{QueueUnavailable.__doc__} ({type(error).__name__})")
 
 
-def _asking(queue: Queue, kind: str) -> tuple[str, str]:
-    return _asking_script(queue.scripts.commands[kind].script)
+def _arguments(*parts: bytes) -> bytes:
+    return b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
 
 
 @cache
-def _asking_script(script: str) -> tuple[str, str]:
+def _asking(script: str) -> tuple[bytes, bytes]:
     """BullMQ silently ignores an existing id, even one in the failed set. So its script is made to return what was
-    there: the id's score in the failed set, and its data. Returns SHA-1 and source."""
-    source = f"""local failed = redis.call('ZSCORE', KEYS[#KEYS - 1], ARGV[#ARGV])
-local data = redis.call('HGET', KEYS[#KEYS], 'data')
+    there: the id's score in the failed set, its data and its time. Returns SHA-1 and source."""
+    source = f"""local was = redis.call('HMGET', KEYS[#KEYS], 'data', 'timestamp')
+local failed = (was[1] or was[2]) and redis.call('ZSCORE', KEYS[#KEYS - 1], cmsgpack.unpack(ARGV[1])[2])
 local function add()
 {script}
 end
-return {{add(), failed, data}}"""
-    return hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest(), source
-
-
-async def _reply(connection: Any) -> Any:
-    try:
-        return await connection.read_response()
-    except ResponseError as refused:
-        return refused
-
-
-def _refuse_twins(jobs: Sequence[Outgoing], twins: Sequence[Sequence[Any]]) -> None:
-    """`twins`: what was under each id: its score in the failed set, and its data."""
-    failed: list[str] = []
-    for job, (score, text) in zip(jobs, twins, strict=True):
-        if text is None and score is None:
-            continue
-        stored = json.loads(text) if text else None
-        # One with our own data (its time and correlation id are in there) was added by this call.
-        if stored == job.data:
-            continue
-        if score is not None:
-            failed.append(job.ref.id)
-        elif _payload(stored) != _payload(job.data):
-            raise KeyTaken(f"{job.ref.id}: {KeyTaken.__doc__}")
-    if failed:
-        raise FailedTwin(f"{', '.join(failed[:5])}: {FailedTwin.__doc__}")
-
-
-def _all(job: Outgoing) -> Iterator[Outgoing]:
-    yield job
-    for child in job.children:
-        yield from _all(child)
-
-
-def _as_json(job: Outgoing) -> JobRequest:
-    children = [_as_json(child) for child in job.children]
-    return replace(job.request, payload=_payload(job.data), children=children)
-
-
-def _payload(data: Any) -> Any:
-    """What the key stands for: the payload, without what differs between sends."""
-    return data["payload"] if isinstance(data, dict) and "v" in data and "payload" in data else data
+return {{add(), failed, was[1], was[2]}}""".encode()
+    return hashlib.sha1(source, usedforsecurity=False).hexdigest().encode(), source

@@ -26,7 +26,7 @@ from .core.execution import CallNext, JobContext, Step
 from .core.failures import describe
 from .core.job import current_correlation_id
 from .core.redaction import redact_text
-from .core.request import AddNext, AddStep, Outgoing
+from .core.request import AddNext, AddStep, Outgoing, payload_of
 
 __all__ = ["continued", "ended", "enqueueing", "executing", "to_file", "trace_meta", "traced", "tracing_adds"]
 
@@ -75,12 +75,15 @@ def tracing_adds() -> AddStep:
     """For a producer, before what signs: a span around the add, and its context in every job."""
 
     async def tracing_adds(jobs: Sequence[Outgoing], call_next: AddNext) -> None:
+        if _off() and not otel_context.get_current():  # nothing to record and nothing to pass on
+            await call_next()
+            return
         first = jobs[0].ref
         with enqueueing(first.name, first.queue, first.id):
             carried = trace_meta()
             for job in jobs:
-                if isinstance(meta := job.data.get("meta"), dict):
-                    job.data["meta"] = {**carried, **meta}
+                if carried and payload_of(job.data) is not job.data:
+                    job.data["meta"] = {**carried, **job.data.get("meta", {})}
             await call_next()
 
     return tracing_adds

@@ -16,17 +16,17 @@ import difflib
 import inspect
 import math
 import re
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypedDict, TypeVar, Unpack, overload
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, from_json
 
 from .core.execution import CallNext, JobContext, Step, gives
 from .core.failures import Permanent
-from .core.job import Deadline, RetryPolicy, correlation, current_correlation_id
+from .core.job import Deadline, RetryPolicy, current_correlation_id, new_correlation_id, take_correlation
 from .core.plain_json import NotJson, check, fingerprint, member_fingerprint
 from .core.request import AddNext, AddStep, Outgoing
 
@@ -49,6 +49,9 @@ Upcast = Callable[[dict[str, Any]], dict[str, Any]]
 MINUTE = Deadline(60.0)
 DEFAULT = RetryPolicy()
 BIG = 4_096  # characters above which a payload is not encoded again
+MAX_CID = 64  # characters of a correlation id
+MAX_DIGITS = 4_300  # of an integer that Python reads
+_LOSSY = re.compile("null|NaN|Infinity")  # may have been a number that JSON does not know
 
 
 class UnknownJob(Permanent):
@@ -167,10 +170,17 @@ def validated(jobs: JobTypes) -> AddStep:
     """For a producer, as its first step: check the payload, and put it into the envelope that `typed` reads."""
 
     async def validated(outgoing: Sequence[Outgoing], call_next: AddNext) -> None:
-        with correlation(current_correlation_id()) as cid:
-            for job in outgoing:
-                _envelop(job, jobs, cid)
+        cid = current_correlation_id()
+        # Without one, a job's own id serves, and is not stored; the jobs of a flow share a new one.
+        if not cid and any(job.children or len(job.ref.id) > MAX_CID for job in outgoing):
+            cid = new_correlation_id()
+        for job in outgoing:
+            _envelop(job, jobs, cid)
+        token = take_correlation(cid or outgoing[0].ref.id)
+        try:
             await call_next()
+        finally:
+            token.var.reset(token)
 
     validated.queue_of = lambda name: jobs[name].queue  # type: ignore[attr-defined]
     return validated
@@ -178,7 +188,7 @@ def validated(jobs: JobTypes) -> AddStep:
 
 def _envelop(job: Outgoing, jobs: JobTypes, cid: str) -> None:
     request, retry = job.request, jobs[job.ref.name].retry
-    meta: dict[str, Any] = {"cid": cid, "at": int(time.time() * 1000)}
+    meta: dict[str, Any] = {"cid": cid} if cid else {}
     if (max_age := request.max_age) is not None:
         if not (isinstance(max_age, int | float) and 0 < max_age < math.inf):
             raise InvalidMaxAge(f"max_age {str(max_age)[:50]}: {InvalidMaxAge.__doc__}")
@@ -186,8 +196,11 @@ def _envelop(job: Outgoing, jobs: JobTypes, cid: str) -> None:
     job.data = jobs.encode(job.ref.name, request.payload)
     if request.key:
         job.data["key"] = request.key
-    job.data["meta"] = meta | dict(request.meta)
+    if meta := meta | dict(request.meta):
+        job.data["meta"] = meta
     job.opts["attempts"] = retry.attempts
+    if retry.attempts <= job.opts.get("stackTraceLimit", 0):
+        del job.opts["stackTraceLimit"]  # one for each attempt at most: there is nothing to limit
     # What a stock worker would do; ours computes the delay itself, with jitter.
     job.opts["backoff"] = {"type": "exponential", "delay": int(retry.base * 1000)}
 
@@ -310,7 +323,11 @@ class JobTypes:
         return sorted({job_type.queue for job_type in self})
 
 
-def _dump(payload: BaseModel) -> dict[str, Any]:
+def _dump(payload: BaseModel) -> Any:
+    with suppress(ValueError, RecursionError):  # what cannot be written is named by `check`, in our words
+        text = payload.model_dump_json(by_alias=True)
+        if len(text) <= MAX_DIGITS and not _LOSSY.search(text):
+            return from_json(text)
     check(payload.model_dump())  # before: JSON mode silently turns NaN into None
     return payload.model_dump(mode="json", by_alias=True)
 

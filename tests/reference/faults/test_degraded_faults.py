@@ -331,9 +331,8 @@ async def test_a_stored_request_keeps_every_field(redis_url):
     """Priority, policy, trace and children survive the database; a field that is added later must too."""
     async with producer_at(redis_url) as producer:
         child = shop.prepare("child", on_failure="ignore", priority="low", meta={"traceparent": "00-a-b-01"})
-        given = await producer.checked(
-            shop.prepare("parent", delay=5.0, max_age=60.0, priority="high", children=[child])
-        )
+        parent = shop.prepare("parent", delay=5.0, max_age=60.0, priority="high", children=[child])
+        given = pending_jobs.checked(await producer.prepared(parent))
         stored = json.loads(json.dumps(pending_jobs._plain(given)))
         assert set(stored) == {field.name for field in dataclasses.fields(JobRequest)}
         assert pending_jobs._request(stored, 0.0) == given

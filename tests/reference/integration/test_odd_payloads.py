@@ -1,6 +1,7 @@
 """Values that JSON cannot carry: refused by name at enqueue, and at the worker if a stranger wrote them."""
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -50,8 +51,8 @@ def endless(kind):
 
 
 ODD: dict[str, Any] = {
-    "nan": float("nan"),
-    "infinity": [-float("inf")],
+    "nan": math.nan,
+    "infinity": [-math.inf],
     "5,000 digits": 10**5_000,
     "lone surrogate": "file-\ud800.txt",
     "lone surrogate as key": {"\udc80": 1},
@@ -102,6 +103,12 @@ async def test_a_value_that_json_cannot_carry_is_refused_in_key_and_meta_too(odd
         with pytest.raises(InvalidKey):
             await producer.enqueue(JobRequest("odd", {}, key="\ud800"))
         await producer.close()
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_float_that_is_no_number_is_refused(number):
+    with pytest.raises(MalformedPayload, match="not JSON"):
+        jobs_of(Loose).encode("odd", {"number": number})
 
 
 def test_nesting_that_only_pydantic_refuses_has_the_same_name():

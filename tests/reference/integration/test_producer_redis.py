@@ -4,15 +4,19 @@ import asyncio
 import math
 
 import pytest
+from redis.asyncio import Redis
 
 from harness.pipelines import JobSetup
+from harness.waiting import until
+from harness.workers import at_work
+from studyhall.patterns import flow
 from studyhall.patterns.claim_check import PayloadTooLarge
-from studyhall.patterns.core.errors import FailedTwin, InvalidDelay, Permanent
-from studyhall.patterns.core.job import RetryPolicy
+from studyhall.patterns.core.errors import FailedTwin, FailPermanently, InvalidDelay, Permanent, Transient
+from studyhall.patterns.core.job import RetryPolicy, correlation
 from studyhall.patterns.flow import FlowConflict, FlowTooLarge, UnknownPolicy, chain, fan_in
 from studyhall.patterns.job_ids import InvalidKey
 from studyhall.patterns.priority import UnknownPriority
-from studyhall.patterns.producer import JobRequest, Producer
+from studyhall.patterns.producer import JobRequest, KeyTaken, Producer
 from studyhall.patterns.typed_jobs import InvalidMaxAge, JobTypes, MalformedPayload, Payload, UnknownJob
 
 
@@ -96,13 +100,13 @@ async def test_a_repeat_of_a_failed_request_is_an_error_that_says_so(redis_url, 
 
 async def test_a_job_that_fails_at_once_is_not_taken_for_its_own_twin(redis_url, tmp_path, monkeypatch):
     async with JobSetup.open(redis_url, tmp_path, note_jobs()) as setup, setup.working():
-        ask = setup.producer._ask_for_twins
+        ask = flow._present
 
         async def ask_late(*args):
             assert await setup.ended(note("k")) == ["failed"], "the worker is faster than the question"
             return await ask(*args)
 
-        monkeypatch.setattr(setup.producer, "_ask_for_twins", ask_late)  # of a flow: a plain add asks before it adds
+        monkeypatch.setattr(flow, "_present", ask_late)  # a plain add asks before it adds
         await setup.producer.enqueue(fan_in(note("parent"), [note("k", "poison")]))
         with pytest.raises(FailedTwin):
             await setup.producer.enqueue_many([note("k", "poison")])
@@ -140,4 +144,73 @@ async def test_a_longer_timeout_waits_for_a_server_that_stands_still_for_longer_
     await asyncio.sleep(2.5)  # the fault itself
     own_redis.resume()
     assert (await adding).id
+    await producer.close()
+
+
+async def test_jobs_of_an_earlier_producer_run_under_their_correlation_id_and_are_the_same_job(redis_url, tmp_path):
+    async with JobSetup.open(redis_url, tmp_path, note_jobs()) as setup:
+        for key, text in (("waits", "hello"), ("fails", "poison")):
+            ref = setup.producer.ref(note(key))
+            data = {"v": 1, "payload": {"text": text}, "key": key, "meta": {"cid": f"c-{key}", "at": 1_700_000_000_000}}
+            options = {"jobId": ref.id, "priority": 1_000, "attempts": 1, "stackTraceLimit": 5}
+            await setup.producer.queue("notes").add(ref.name, setup.signer.sign(ref.name, ref.id, data), options)
+        await setup.producer.enqueue(note("waits"))
+        with pytest.raises(KeyTaken):
+            await setup.producer.enqueue(note("waits", "another text"))
+        async with setup.working():
+            assert await setup.ended(note("waits"), note("fails")) == ["completed", "failed"]
+        assert sorted(line["correlation_id"] for line in setup.lines) == ["c-fails", "c-waits"]
+        with pytest.raises(FailedTwin):
+            await setup.producer.enqueue(note("fails", "poison"))
+
+
+async def test_without_a_correlation_id_the_jobs_own_id_serves_and_a_flow_shares_one(redis_url, tmp_path):
+    started = set()
+
+    async def fails_once(ctx, payload: Note):
+        if ctx.job_id not in started:
+            started.add(ctx.job_id)
+            raise Transient("once")
+
+    jobs, long = JobTypes(), note("k" * 80)
+    jobs.register(name="note", payload=Note, handler=fails_once, queue="notes", retry=RetryPolicy(0.01, 0.01, 2))
+    async with JobSetup.open(redis_url, tmp_path, jobs) as setup:
+        await setup.producer.enqueue_many([note("alone"), note("other")])
+        assert set((await setup.job(note("alone"))).data) == {"v", "payload", "key", "sig"}
+        await setup.producer.enqueue(long)
+        with correlation("request-7"):
+            await setup.producer.enqueue(note("asked"))
+        await setup.producer.enqueue(fan_in(note("parent"), [note("child")]))
+        async with setup.working():
+            await setup.ended(*map(note, ("alone", "other", "asked", "parent", "child")), long)
+        seen = {(line["job_id"], line["correlation_id"]) for line in setup.lines}
+        ids = dict(seen)
+        assert (len(setup.lines), len(seen)) == (12, 6), "the same in both attempts"
+        assert (ids["note.alone"], ids["note.other"], ids["note.asked"]) == ("note.alone", "note.other", "request-7")
+        assert ids["note.parent"] == ids["note.child"]
+
+
+async def test_a_failed_twin_is_reported_without_any_step_too(redis_url):
+    async def refuse(job, token):
+        raise FailPermanently("no")
+
+    producer = Producer(redis_url, timeout=10)
+    mail = JobRequest("mail", {"to": "ann"}, key="order-7", queue="mails")
+    ref = await producer.enqueue(mail)
+    async with at_work("mails", refuse, url=redis_url):
+        await until(lambda: producer.redis.zscore("bull:mails:failed", ref.id), 30, "it has failed")
+    with pytest.raises(FailedTwin):
+        await producer.enqueue(mail)
+    await producer.close()
+
+
+async def test_connections_that_the_server_closed_cost_no_add(redis_url):
+    producer = Producer(redis_url, timeout=10)
+    for number in range(5):
+        mails = [JobRequest("mail", {}, key=f"{number}-{n}", queue="mails") for n in range(8)]
+        await asyncio.gather(*map(producer.enqueue, mails))
+        async with Redis.from_url(redis_url) as other:
+            await other.client_kill_filter(_type="normal", skipme=True)
+        await asyncio.sleep(0.05 * (number % 2))  # seen, or found out by writing
+    assert await producer.queue("mails").getJobCounts("prioritized") == {"prioritized": 40}
     await producer.close()

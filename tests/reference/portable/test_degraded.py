@@ -1,6 +1,7 @@
 """While the queue is away requests are taken into the database; when it is back each is queued once."""
 
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
 import pytest_asyncio
@@ -8,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from studyhall.patterns.core.errors import QueueUnavailable
 from studyhall.patterns.core.open_store import close, create_all, open_store
-from studyhall.patterns.core.request import JobRef, JobRequest
+from studyhall.patterns.core.request import JobRef, JobRequest, Outgoing
 from studyhall.patterns.degraded import DegradedProducer
 from studyhall.patterns.degraded.pending import drain, pending
 
@@ -24,21 +25,23 @@ async def store(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
 class Producer:
     """Stands for the one that talks to Redis."""
 
+    admission = None
+
     def __init__(self) -> None:
         self.away, self.queued = True, list[str]()
 
     def ref(self, request: JobRequest) -> JobRef:
         return JobRef("mails", request.name, f"{request.name}-{request.key}", request.key)
 
-    async def checked(self, request: JobRequest) -> JobRequest:
-        return request
+    async def prepared(self, request: JobRequest) -> Outgoing:
+        return Outgoing(request, self.ref(request), request.payload, {})
 
-    async def admit(self, request: JobRequest) -> None:
-        if self.away:
-            raise QueueUnavailable("Redis does not answer")
+    def bounded(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def enqueue(self, request: JobRequest) -> JobRef:
-        await self.admit(request)
+        if self.away:
+            raise QueueUnavailable("Redis does not answer")
         self.queued.append(request.key)
         return self.ref(request)
 

@@ -1,5 +1,6 @@
 """Signatures over a job's name, id and data."""
 
+import hmac
 import json
 
 import pytest
@@ -121,3 +122,11 @@ def test_no_key_or_a_short_one_is_refused_at_the_start(keys):
 
 def test_the_signature_does_not_give_the_key_away():
     assert OLD not in json.dumps(Signer([OLD]).sign("n", "i", DATA))
+
+
+@pytest.mark.parametrize("length", [16, 63, 64, 65, 200])
+def test_the_signature_is_the_hmac_that_every_library_computes(length):
+    key = ("ключ" * length)[:length]
+    signature = Signer([key]).sign("n", "i", {"v": 1})["sig"]
+    expected = hmac.new(key.encode(), b'["n","i",{"v":1}]', "sha256").hexdigest()
+    assert signature.partition(".")[2] == expected

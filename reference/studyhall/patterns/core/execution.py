@@ -78,6 +78,13 @@ class JobContext:
         return meta if isinstance(meta, dict) else {}
 
     @property
+    def correlation_id(self) -> str | None:
+        """The one in its data; our producer leaves it out where the job's own id serves."""
+        data = self.job.data
+        own = self.job_id if isinstance(data, dict) and "v" in data else None
+        return self.meta.get("cid") or own
+
+    @property
     def text(self) -> str | None:
         """The data as it stands in Redis; None if the worker kept no text, or a step replaced the data."""
         data, text = getattr(self.job, "stored", (None, None))

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["AddNext", "AddStep", "JobRef", "JobRequest", "Outgoing"]
+__all__ = ["AddNext", "AddStep", "JobRef", "JobRequest", "Outgoing", "payload_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,19 @@ class Outgoing:
     children: list[Outgoing] = field(default_factory=list)
     sealed: tuple[Any, str] = (None, "")  # data and its JSON, from a step that wrote it
 
+    def tree(self) -> list[Outgoing]:
+        """This job, and all below it."""
+        return [self, *(job for child in self.children for job in child.tree())]
+
     @property
     def text(self) -> str:
         data, text = self.sealed
         return text if data is self.data else json.dumps(self.data, separators=(",", ":"), allow_nan=False)
+
+
+def payload_of(data: Any) -> Any:
+    """What the key stands for: the payload, without what differs between sends."""
+    return data["payload"] if isinstance(data, dict) and "v" in data and "payload" in data else data
 
 
 AddNext = Callable[[], Awaitable[None]]

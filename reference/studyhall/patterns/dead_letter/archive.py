@@ -103,8 +103,10 @@ class DeadLetter:
 
     @property
     def correlation_id(self) -> str | None:
-        meta = self.data.get("meta") if isinstance(self.data, dict) else None
-        return meta.get("cid") if isinstance(meta, dict) else None
+        if not isinstance(data := self.data, dict) or "v" not in data:
+            return None
+        meta = data.get("meta")
+        return meta["cid"] if isinstance(meta, dict) and "cid" in meta else self.job_id
 
 
 async def list_dead_letters(

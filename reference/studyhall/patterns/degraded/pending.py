@@ -16,8 +16,9 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 from sqlalchemy import Column, Double, Index, Integer, String, Table, Text, delete, func, select, update
@@ -26,7 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from ..core.clock import Periodic
 from ..core.errors import Expired, FailedTwin, Permanent, QueueUnavailable
 from ..core.job import correlation, current_correlation_id, new_correlation_id
-from ..core.request import JobRef, JobRequest
+from ..core.request import JobRef, JobRequest, Outgoing, payload_of
 from ..core.store import begin, insert, metadata, read
 
 __all__ = ["Drained", "Drainer", "Pending", "add", "drain", "forget", "pending", "pending_jobs", "release"]
@@ -54,9 +55,11 @@ row = pending_jobs.c
 class Enqueues(Protocol):
     """What is needed of a producer; `producer.Producer` is one."""
 
+    admission: Callable[[str, int, int], Awaitable[None]] | None
+
+    def bounded(self) -> AbstractAsyncContextManager[None]: ...
     async def enqueue(self, request: JobRequest) -> JobRef: ...
-    async def admit(self, request: JobRequest) -> None: ...
-    async def checked(self, request: JobRequest) -> JobRequest: ...
+    async def prepared(self, request: JobRequest) -> Outgoing: ...
     def ref(self, request: JobRequest) -> JobRef: ...
 
 
@@ -80,7 +83,7 @@ class Pending:
 async def add(tx: AsyncConnection, producer: Enqueues, request: JobRequest, *, head_start: float) -> JobRef:
     """Store the request in the caller's transaction; drainers leave it alone for `head_start` seconds."""
     ref, now = producer.ref(request), time.time()
-    stored = _plain(await producer.checked(request))
+    stored = _plain(checked(await producer.prepared(request)))
     values = {
         "id": ref.id,
         "request": json.dumps(stored),
@@ -91,6 +94,12 @@ async def add(tx: AsyncConnection, producer: Enqueues, request: JobRequest, *, h
     }
     await tx.execute(insert(tx, pending_jobs).values(values).on_conflict_do_nothing())
     return ref
+
+
+def checked(job: Outgoing) -> JobRequest:
+    """The request as it can be stored and enqueued later: all of it validated, its payload as JSON."""
+    children = [checked(child) for child in job.children]
+    return replace(job.request, payload=payload_of(job.data), children=children)
 
 
 async def forget(store: AsyncEngine, job_id: str) -> None:

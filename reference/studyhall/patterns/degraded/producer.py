@@ -21,7 +21,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from ..core.errors import FailedTwin, Overloaded, QueueUnavailable, ResourceBusy
-from ..core.request import JobRef, JobRequest
+from ..core.request import JobRef, JobRequest, Outgoing
 from ..core.store import begin, read
 from . import pending as pending_jobs
 
@@ -67,10 +67,10 @@ class DegradedProducer:
 
     async def admit(self, request: JobRequest) -> None:
         """Before `accept`: is it valid, is there room? An absent Redis is not a reason to refuse, a full table is."""
-        await self.producer.checked(request)
+        job = await self.producer.prepared(request)
         if not self._away:
             try:
-                return await self.producer.admit(request)
+                return await self._look(job)
             except QueueUnavailable:
                 self._note_outage()
         return await self._room()
@@ -102,6 +102,12 @@ class DegradedProducer:
             except QueueUnavailable:
                 self._note_outage()
         return False
+
+    async def _look(self, job: Outgoing) -> None:
+        if admission := self.producer.admission:
+            async with self.producer.bounded():
+                for queue, priority in {(each.ref.queue, each.opts["priority"]) for each in job.tree()}:
+                    await admission(queue, 0, priority)
 
     def _note_outage(self) -> None:
         self._away_until = time.monotonic() + self._retry_every

@@ -61,7 +61,7 @@ def logged(log: logging.Logger | None = None) -> Step:
     async def logged(run: JobContext, call_next: CallNext) -> Any:
         error: BaseException | None = None
         retry: dict[str, str] = {}
-        ours = take_correlation(run.meta.get("cid"))
+        ours = take_correlation(run.correlation_id)
         started = time.perf_counter()
         try:
             return await call_next(run)

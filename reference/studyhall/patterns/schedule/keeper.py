@@ -237,9 +237,7 @@ class Schedules:
         job_type = self._jobs[schedule.job]
         ref = JobRef(job_type.queue, schedule.job, f"repeat:{schedule.id}", "")
         request = JobRequest(schedule.job, schedule.payload, key="", priority=schedule.priority)
-        options = producer.outgoing(ref, request).opts | {"attempts": job_type.retry.attempts}
-        del options["jobId"]  # each tick has its own
-        return options
+        return producer.outgoing(ref, request).opts | {"attempts": job_type.retry.attempts}
 
     def _data(self, schedule: Schedule, since: int) -> dict[str, Any]:
         cadence = {key: value for key, value in asdict(schedule.cadence).items() if value is not None}
