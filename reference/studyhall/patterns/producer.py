@@ -226,12 +226,14 @@ class Producer:
                 if isinstance(reply, ResponseError) and (why := meaning(reply)) is not reply:
                     raise why
         except BaseException as error:  # replies may still come that nobody would read
-            self._idle.append(connection)
-            while self._idle:  # what ended this one has ended them all
-                ended = self._idle.pop()
-                await ended.disconnect(nowait=True)
-                await pool.release(ended)
-            if again and isinstance(error, ConnectionError | OSError):
+            ended = [connection]
+            if broken := isinstance(error, ConnectionError | OSError):  # what ended this one has ended them all
+                ended += self._idle
+                self._idle.clear()
+            for each in ended:
+                await each.disconnect(nowait=True)
+                await pool.release(each)
+            if broken and again:
                 return await self._send(commands, count, again=False)
             raise
         # Not to the pool: returning and fetching it would take a fifth of the time of an add.
