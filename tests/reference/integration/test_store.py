@@ -5,9 +5,11 @@ import sqlite3
 import time
 from pathlib import Path
 
+import aiosqlite
 import pytest
 import uvloop
 from sqlalchemy import Column, ForeignKey, Integer, Table, insert, make_url, select, text, update
+from sqlalchemy.dialects.postgresql import psycopg as psycopg_dialect
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from harness.ports import free_port
@@ -20,6 +22,7 @@ from studyhall.patterns.core.store import (
     StoreBusy,
     StoreUnavailable,
     begin,
+    finish,
     in_one_hop,
     is_outage,
     is_postgres,
@@ -215,6 +218,65 @@ async def test_cancelled_hops_release_their_turn(store):
     await asyncio.wait_for(increment(store), 5)
 
 
+async def test_a_statement_gives_its_rows_counts_and_errors(store):
+    """On SQLite the cursor is ours."""
+    async with begin(store) as tx:
+        one = await tx.execute(insert(counters).values(n=1))
+        assert one.inserted_primary_key == (1,)
+        many = [{"id": number, "n": number} for number in range(2, 6)]
+        assert len((await tx.execute(insert(counters).returning(counters.c.id), many)).all()) == 4
+        assert (await tx.execute(update(counters).where(counters.c.id > 2).values(n=0))).rowcount == 3
+        await tx.execute(insert(counters), [{"id": 6, "n": 6}, {"id": 7, "n": 7}])
+        assert [row.id async for row in await tx.stream(select(counters.c.id).order_by("id"))] == [*range(1, 8)]
+        assert len((await tx.execute(select(counters))).fetchmany(3)) == 3
+    with pytest.raises(IntegrityError) as raised:
+        await add(store)
+    code = getattr(raised.value.orig, "sqlite_errorname", None) or getattr(raised.value.orig, "sqlstate", None)
+    assert code in ("SQLITE_CONSTRAINT_PRIMARYKEY", "23505")
+
+
+async def test_a_statement_on_sqlite_changes_threads_once_and_the_last_brings_the_commit(tmp_path, monkeypatch):
+    store, hops, real = open_store(f"sqlite:///{tmp_path / 's.db'}"), 0, aiosqlite.Connection._execute
+    await create_all(store)
+
+    def counted(*args):
+        nonlocal hops
+        hops += 1
+        return real(*args)
+
+    monkeypatch.setattr(aiosqlite.Connection, "_execute", counted)
+    async with begin(store) as tx:
+        await tx.execute(insert(counters).values(id=1, n=0))
+        assert hops == 2
+        await finish(tx, lambda tx: [tx.execute(update(counters).values(n=n)) for n in range(5)])
+    assert hops == 3
+    assert await value(store) == 4
+    await close(store)
+
+
+async def test_the_last_work_of_a_transaction_leaves_nothing_if_it_raises_or_is_cancelled(store):
+    def slowly(tx):
+        tx.execute(update(counters).values(n=counters.c.n + 1))
+        time.sleep(0.1)
+        raise ZeroDivisionError
+
+    async def work():
+        async with begin(store) as tx:
+            await tx.execute(update(counters).values(n=counters.c.n + 1))
+            await finish(tx, slowly)
+
+    await add(store)
+    with pytest.raises(ZeroDivisionError):
+        await work()
+    task = asyncio.create_task(work())
+    await asyncio.wait([task], timeout=0.05)
+    task.cancel()
+    with pytest.raises((asyncio.CancelledError, ZeroDivisionError)):
+        await task
+    await asyncio.wait_for(increment(store), 5)
+    assert await value(store) == 1
+
+
 async def test_nested_begin_on_sqlite_is_a_named_error_not_a_deadlock(tmp_path, monkeypatch):
     for module in (store_module, opening):
         monkeypatch.setattr(module, "LOCK_WAIT", 0.2)
@@ -367,6 +429,32 @@ async def test_a_restart_of_postgres_costs_no_transaction_afterwards(own_postgre
     for _ in range(10):
         await increment(store)
     assert await value(store) == 10
+    await close(store)
+
+
+@pytest.mark.needs_postgres
+async def test_a_connection_cut_a_moment_ago_is_replaced_and_one_that_works_is_not_asked(own_postgres, monkeypatch):
+    store, pings, real = open_store(own_postgres.url), 0, psycopg_dialect.PGDialectAsync_psycopg.do_ping
+    await create_all(store)
+    await add(store)
+
+    def counted(*args):
+        nonlocal pings
+        pings += 1
+        return real(*args)
+
+    monkeypatch.setattr(psycopg_dialect.PGDialectAsync_psycopg, "do_ping", counted)
+    monkeypatch.setattr(opening, "PING_AFTER", 60.0)
+    await increment(store)
+    assert pings == 0
+    others = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND usename = "
+    own_postgres.execute(f"{others} 'test'")
+    await increment(store)
+    assert pings == 1
+    monkeypatch.setattr(opening, "PING_AFTER", 0.0)
+    await increment(store)
+    assert pings == 2
+    assert await value(store) == 3
     await close(store)
 
 

@@ -23,20 +23,27 @@ import asyncio
 import logging
 import os
 import re
+import select
 import socket
 import sqlite3
 import time
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
+from sqlalchemy.dialects.sqlite.aiosqlite import AsyncAdapt_aiosqlite_connection, AsyncAdapt_aiosqlite_cursor
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, InvalidatePoolError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry, PoolResetState
 from sqlalchemy.schema import CreateColumn
+from sqlalchemy.util import await_
+from sqlalchemy.util.concurrency import in_greenlet
 
 from .failures import Permanent
 from .store import ANSWER, LOCK_WAIT, Hop, StoreUnavailable, answer_limit, begin, hops, is_postgres, metadata, read
@@ -45,6 +52,7 @@ __all__ = ["SILENCE", "TableTaken", "WrongStoreUrl", "close", "create_all", "cro
 
 CONNECT_WAIT = 5  # seconds until an unreachable server is an error
 SILENCE = 10  # seconds
+PING_AFTER = 1.0  # seconds that a connection may rest before its next user asks whether it still works
 JOBS_PER_CONNECTION = 50  # that end together, each with an effect of 200 ms: the last one has waited LOCK_WAIT
 _CONNECTIONS = text(
     "SELECT current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int, "
@@ -170,8 +178,10 @@ def _open_sqlite(url: URL) -> AsyncEngine:
         pool_size=8,
         max_overflow=0,
         pool_timeout=LOCK_WAIT,
+        pool_reset_on_return=None,  # see _end
         hide_parameters=True,
     )
+    event.listen(engine.sync_engine, "do_connect", _connect_sqlite)
     in_threads = {**connect_args, "check_same_thread": False}
     writer, reader = (
         create_engine(URL.create("sqlite", database=path), connect_args=in_threads, hide_parameters=True)
@@ -202,10 +212,10 @@ def _set_up_sqlite(engine: Engine, synchronous: str) -> None:
         with suppress(Exception):
             dbapi_connection.rollback()
 
-    @event.listens_for(engine, "checkin")
-    def _end(dbapi_connection: Any, _record: object) -> None:
+    @event.listens_for(engine, "reset")
+    def _end(dbapi_connection: Any, _record: object, state: PoolResetState) -> None:
         # SQLite keeps the transaction of a refused COMMIT, and the write lock with it; for SQLAlchemy it has ended.
-        if dbapi_connection is not None and getattr(dbapi_connection, "_connection", dbapi_connection).in_transaction:
+        if state.asyncio_safe and getattr(dbapi_connection, "_connection", dbapi_connection).in_transaction:
             dbapi_connection.rollback()
 
     @event.listens_for(engine, "begin")
@@ -220,6 +230,59 @@ def _set_up_sqlite(engine: Engine, synchronous: str) -> None:
             connection.exec_driver_sql(f"PRAGMA query_only={'ON' if reading else 'OFF'}")
             connection.info["reading"] = reading
         connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+
+class _SqliteCursor(AsyncAdapt_aiosqlite_cursor):
+    """A statement with its rows in one change of threads; SQLAlchemy's own cursor makes four."""
+
+    __slots__ = ()
+    _awaitable_cursor_close = False  # it is closed when its statement has run
+
+    def _make_new_cursor(self, connection: Any) -> Any:
+        return None
+
+    def _aenter_cursor(self, cursor: Any) -> Any:
+        return cursor
+
+    def close(self) -> None:
+        self._rows.clear()
+
+    def execute(self, operation: Any, parameters: Any = None) -> None:
+        self._run("execute", operation, () if parameters is None else parameters)
+
+    def executemany(self, operation: Any, seq_of_parameters: Any) -> None:
+        self._run("executemany", operation, seq_of_parameters)
+
+    def _run(self, how: str, *statement: Any) -> None:
+        def run(connection: sqlite3.Connection) -> tuple[sqlite3.Cursor, deque[Any]]:
+            # Closed even if its caller has gone: an open one would keep the transaction of a closed connection.
+            with closing(connection.cursor()) as cursor:
+                getattr(cursor, how)(*statement)
+                return cursor, deque(cursor.fetchall() if cursor.description else ())
+
+        here: Any = self._adapt_connection
+        self._cursor, self._rows = here.in_its_thread(run)
+
+
+class _SqliteConnection(AsyncAdapt_aiosqlite_connection):
+    __slots__ = ()
+    _cursor_cls = _SqliteCursor
+
+    def in_its_thread(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
+        driver: Any = self._connection
+        try:
+            # Outside the event loop it is that thread: see `store.finish`.
+            return await_(driver._execute(work, driver._conn)) if in_greenlet() else work(driver._conn)
+        except Exception as error:
+            self._handle_exception(error)
+
+    def commit(self) -> None:
+        self.in_its_thread(sqlite3.Connection.commit)
+
+
+def _connect_sqlite(dialect: Any, _record: object, args: Any, options: Any) -> _SqliteConnection:
+    made = dialect.connect(*args, **options)
+    return _SqliteConnection(made.dbapi, made._connection)
 
 
 def _switch_to_wal(path: str) -> None:
@@ -260,14 +323,37 @@ def _open_postgres(url: URL) -> AsyncEngine:
             **({"prepare_threshold": None} if pooled else {}),
             "async_creator_fn": _connect,
         },
-        pool_pre_ping=True,  # after a server restart the first job should not pay with an attempt
         pool_size=8,
         max_overflow=8,
         pool_timeout=LOCK_WAIT,
+        pool_reset_on_return=None,  # see _end
         hide_parameters=True,
     )
     event.listen(engine.sync_engine, "handle_error", _hide_values)
+    idle = psycopg.pq.TransactionStatus.IDLE
+
+    @event.listens_for(engine.sync_engine, "reset")
+    def _end(dbapi_connection: Any, record: ConnectionPoolEntry, state: PoolResetState) -> None:
+        record.info["rests"] = time.monotonic()
+        if state.asyncio_safe and dbapi_connection.driver_connection.pgconn.transaction_status != idle:
+            dbapi_connection.rollback()
+
+    @event.listens_for(engine.sync_engine, "checkout")
+    def _ask(dbapi_connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
+        """After a server restart the first job should not pay with an attempt. An end is something to read."""
+        rests = record.info.pop("rests", None)
+        if rests is None or (time.monotonic() - rests < PING_AFTER and not _readable(dbapi_connection)):
+            return
+        if not engine.dialect._do_ping_w_event(dbapi_connection):
+            raise InvalidatePoolError
+
     return engine
+
+
+def _readable(dbapi_connection: Any) -> bool:
+    poll = select.poll()
+    poll.register(dbapi_connection.driver_connection.pgconn.socket, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 async def _connect(conninfo: str = "", **options: Any) -> Any:

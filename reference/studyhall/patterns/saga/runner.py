@@ -45,7 +45,7 @@ from ..core.clock import Periodic, apart, told_to_end
 from ..core.failures import describe
 from ..core.group_commit import GroupCommit
 from ..core.job import RetryPolicy
-from ..core.store import ANSWER, answers_within, begin, in_one_hop
+from ..core.store import ANSWER, answers_within, begin, finish, in_one_hop, join_turn
 from ..outside_call.ledger import NotMade
 from ..retry import full_jitter
 from .course import Action, Course, Draft
@@ -261,17 +261,22 @@ class SagaRunner:
         before, backward = draft.copy(), draft.saga.backward
         call: Any = action.step.undo if backward else action.step.do
         context = self._course.context(draft, action)
+
+        async def step(tx: AsyncConnection) -> Result:
+            join_turn(self.store)
+            return await call(context, tx) if call else None
+
         try:
             with answers_within(max(ANSWER, action.step.deadline)):
                 async with self._turns, begin(self.store) as tx:
                     # Only now: waiting for a connection is not the step's fault.
                     async with _time_for(action):
-                        result = await apart(call, context, tx) if call else None
+                        result = await apart(step, tx)
                     self._reach("after", "effect", draft, action)
                     after = self._decided(draft, lambda draft: self._done(draft, action, result))
                     change = draft.unwritten()
                     assert change is not None
-                    await tx.run_sync(write, [change])
+                    await finish(tx, lambda connection: write(connection, [change]))
         except SagaLeaseLost:
             raise
         except CancelAsked as asked:

@@ -15,7 +15,6 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -273,18 +272,33 @@ Rows = Sequence[Mapping[str, Any]]
 def _send(tx: Connection, first: Batch, rows: Rows, *more: tuple[Batch, Rows]) -> int:
     """How many rows `first` matched."""
     if tx.dialect.name == "postgresql":  # one statement for all: a DbStep waits for each of its round trips
+        sql, fixed, _ = _compiled(tx, first, *(batch for batch, _ in more))
         given = {first.name: json.dumps(rows)} | {batch.name: json.dumps(others) for batch, others in more}
-        return tx.execute(_at_once(first, *(batch for batch, _ in more)), given).rowcount
-    met = tx.execute(first.each, rows).rowcount
-    for batch, others in more:
-        if others:
-            tx.execute(batch.each, others)
-    return met
+        return tx.exec_driver_sql(sql, fixed | given).rowcount
+    met = []
+    for batch, each in ((first, rows), *more):
+        if each:
+            sql, fixed, order = _compiled(tx, batch)
+            values = [tuple([row.get(name, fixed[name]) for name in order]) for row in each]
+            met.append(tx.exec_driver_sql(sql, values).rowcount)
+    return met[0]
 
 
-@cache
-def _at_once(first: Batch, *more: Batch) -> Update | Insert:
-    return first.at_once.add_cte(*(batch.at_once.cte(batch.name) for batch in more))
+_known: dict[tuple[object, ...], tuple[str, dict[str, Any], Sequence[str]]] = {}
+
+
+def _compiled(tx: Connection, *batches: Batch) -> tuple[str, dict[str, Any], Sequence[str]]:
+    """The text, its constants, the order of its values: SQLAlchemy's own look-up costs more than the statement."""
+    key = (tx.dialect.name, *(batch.name for batch in batches))
+    if key not in _known:
+        first, *more = batches
+        if tx.dialect.name == "postgresql":
+            statement = first.at_once.add_cte(*(batch.at_once.cte(batch.name) for batch in more))
+        else:
+            statement = first.each
+        made: Any = statement.compile(dialect=tx.dialect)
+        _known[key] = made.string, made.params, made.positiontup or ()
+    return _known[key]
 
 
 def _hold(given: Given) -> Update:
