@@ -52,7 +52,7 @@ __all__ = ["SILENCE", "TableTaken", "WrongStoreUrl", "close", "create_all", "cro
 
 CONNECT_WAIT = 5  # seconds until an unreachable server is an error
 SILENCE = 10  # seconds
-PING_AFTER = 1.0  # seconds that a connection may rest before its next user asks whether it still works
+PING_AFTER = 1.0  # seconds of rest, after which a connection is asked whether it still works
 JOBS_PER_CONNECTION = 50  # that end together, each with an effect of 200 ms: the last one has waited LOCK_WAIT
 _CONNECTIONS = text(
     "SELECT current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int, "
@@ -215,7 +215,7 @@ def _set_up_sqlite(engine: Engine, synchronous: str) -> None:
     @event.listens_for(engine, "reset")
     def _end(dbapi_connection: Any, _record: object, state: PoolResetState) -> None:
         # SQLite keeps the transaction of a refused COMMIT, and the write lock with it; for SQLAlchemy it has ended.
-        if state.asyncio_safe and getattr(dbapi_connection, "_connection", dbapi_connection).in_transaction:
+        if not state.terminate_only and getattr(dbapi_connection, "_connection", dbapi_connection).in_transaction:
             dbapi_connection.rollback()
 
     @event.listens_for(engine, "begin")
@@ -236,32 +236,27 @@ class _SqliteCursor(AsyncAdapt_aiosqlite_cursor):
     """A statement with its rows in one change of threads; SQLAlchemy's own cursor makes four."""
 
     __slots__ = ()
-    _awaitable_cursor_close = False  # it is closed when its statement has run
+    _awaitable_cursor_close = False
 
-    def _make_new_cursor(self, connection: Any) -> Any:
-        return None
+    def _make_new_cursor(self, connection: Any) -> Any: ...
 
-    def _aenter_cursor(self, cursor: Any) -> Any:
-        return cursor
+    def _aenter_cursor(self, cursor: Any) -> Any: ...
 
     def close(self) -> None:
         self._rows.clear()
 
-    def execute(self, operation: Any, parameters: Any = None) -> None:
-        self._run("execute", operation, () if parameters is None else parameters)
-
-    def executemany(self, operation: Any, seq_of_parameters: Any) -> None:
-        self._run("executemany", operation, seq_of_parameters)
-
-    def _run(self, how: str, *statement: Any) -> None:
+    def execute(self, operation: Any, parameters: Any = None, how: str = "execute") -> None:
         def run(connection: sqlite3.Connection) -> tuple[sqlite3.Cursor, deque[Any]]:
-            # Closed even if its caller has gone: an open one would keep the transaction of a closed connection.
+            # Closed even if its caller has gone: see _cut_off.
             with closing(connection.cursor()) as cursor:
-                getattr(cursor, how)(*statement)
+                getattr(cursor, how)(operation, parameters or ())
                 return cursor, deque(cursor.fetchall() if cursor.description else ())
 
         here: Any = self._adapt_connection
         self._cursor, self._rows = here.in_its_thread(run)
+
+    def executemany(self, operation: Any, seq_of_parameters: Any) -> None:
+        self.execute(operation, seq_of_parameters, "executemany")
 
 
 class _SqliteConnection(AsyncAdapt_aiosqlite_connection):
@@ -278,6 +273,10 @@ class _SqliteConnection(AsyncAdapt_aiosqlite_connection):
 
     def commit(self) -> None:
         self.in_its_thread(sqlite3.Connection.commit)
+
+    def rollback(self) -> None:
+        if self._connection._connection:
+            self.in_its_thread(sqlite3.Connection.rollback)
 
 
 def _connect_sqlite(dialect: Any, _record: object, args: Any, options: Any) -> _SqliteConnection:
@@ -334,25 +333,28 @@ def _open_postgres(url: URL) -> AsyncEngine:
 
     @event.listens_for(engine.sync_engine, "reset")
     def _end(dbapi_connection: Any, record: ConnectionPoolEntry, state: PoolResetState) -> None:
+        if state.terminate_only:
+            return
         record.info["rests"] = time.monotonic()
-        if state.asyncio_safe and dbapi_connection.driver_connection.pgconn.transaction_status != idle:
+        if dbapi_connection.driver_connection.pgconn.transaction_status != idle:
             dbapi_connection.rollback()
 
     @event.listens_for(engine.sync_engine, "checkout")
     def _ask(dbapi_connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
-        """After a server restart the first job should not pay with an attempt. An end is something to read."""
-        rests = record.info.pop("rests", None)
-        if rests is None or (time.monotonic() - rests < PING_AFTER and not _readable(dbapi_connection)):
-            return
-        if not engine.dialect._do_ping_w_event(dbapi_connection):
+        # After a server restart the first job should not pay with an attempt: the server's end can be read at once.
+        rested = (now := time.monotonic()) - record.info.get("rests", now)
+        doubtful = rested > PING_AFTER or _readable(dbapi_connection)
+        if doubtful and not engine.dialect._do_ping_w_event(dbapi_connection):
             raise InvalidatePoolError
 
     return engine
 
 
 def _readable(dbapi_connection: Any) -> bool:
+    if dbapi_connection.closed:
+        return True
     poll = select.poll()
-    poll.register(dbapi_connection.driver_connection.pgconn.socket, select.POLLIN)
+    poll.register(dbapi_connection.driver_connection.fileno(), select.POLLIN)
     return bool(poll.poll(0))
 
 

@@ -149,7 +149,7 @@ async def _turn(store: AsyncEngine) -> AsyncIterator[None]:
 
 
 def join_turn(store: AsyncEngine) -> None:
-    """The task inside `begin` awaits this one: a `begin` in here is a `NestedBegin` too, and does not wait in vain."""
+    """The task inside `begin` awaits this one: a `begin` in here is a `NestedBegin` too."""
     if (turn := _turns.get(store.sync_engine)) is not None and turn in _holders:
         _holders[turn].add(asyncio.current_task())
 
@@ -224,7 +224,7 @@ async def finish(tx: AsyncConnection, work: Callable[[Connection], object]) -> N
     try:
         await asyncio.shield(done)
     except asyncio.CancelledError:
-        # Two threads must not use the connection at once, and this one is about to close it.
+        # This thread is about to close the connection: not while the other uses it.
         await asyncio.wait([done])
         _ = done.cancelled() or done.exception()
         raise

@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -272,33 +273,32 @@ Rows = Sequence[Mapping[str, Any]]
 def _send(tx: Connection, first: Batch, rows: Rows, *more: tuple[Batch, Rows]) -> int:
     """How many rows `first` matched."""
     if tx.dialect.name == "postgresql":  # one statement for all: a DbStep waits for each of its round trips
-        sql, fixed, _ = _compiled(tx, first, *(batch for batch, _ in more))
+        sql, fixed, _ = _text(tx, _at_once(first, *(batch for batch, _ in more)))
         given = {first.name: json.dumps(rows)} | {batch.name: json.dumps(others) for batch, others in more}
         return tx.exec_driver_sql(sql, fixed | given).rowcount
     met = []
     for batch, each in ((first, rows), *more):
         if each:
-            sql, fixed, order = _compiled(tx, batch)
+            sql, fixed, order = _text(tx, batch.each)
             values = [tuple([row.get(name, fixed[name]) for name in order]) for row in each]
             met.append(tx.exec_driver_sql(sql, values).rowcount)
     return met[0]
 
 
-_known: dict[tuple[object, ...], tuple[str, dict[str, Any], Sequence[str]]] = {}
+@cache
+def _at_once(first: Batch, *more: Batch) -> Update | Insert:
+    return first.at_once.add_cte(*(batch.at_once.cte(batch.name) for batch in more))
 
 
-def _compiled(tx: Connection, *batches: Batch) -> tuple[str, dict[str, Any], Sequence[str]]:
-    """The text, its constants, the order of its values: SQLAlchemy's own look-up costs more than the statement."""
-    key = (tx.dialect.name, *(batch.name for batch in batches))
-    if key not in _known:
-        first, *more = batches
-        if tx.dialect.name == "postgresql":
-            statement = first.at_once.add_cte(*(batch.at_once.cte(batch.name) for batch in more))
-        else:
-            statement = first.each
+_texts: dict[Update | Insert, tuple[str, dict[str, Any], Sequence[str]]] = {}
+
+
+def _text(tx: Connection, statement: Update | Insert) -> tuple[str, dict[str, Any], Sequence[str]]:
+    """With its constants and the order of its values. SQLAlchemy's own look-up costs more than the statement."""
+    if statement not in _texts:
         made: Any = statement.compile(dialect=tx.dialect)
-        _known[key] = made.string, made.params, made.positiontup or ()
-    return _known[key]
+        _texts[statement] = made.string, made.params, made.positiontup or ()
+    return _texts[statement]
 
 
 def _hold(given: Given) -> Update:
