@@ -172,20 +172,19 @@ def _open_sqlite(url: URL) -> AsyncEngine:
     logging.getLogger("aiosqlite").setLevel(logging.INFO)
     # None: Python's sqlite3 opens no transactions of its own; _begin below is the only place that does.
     connect_args = {"isolation_level": None, "timeout": LOCK_WAIT}
+    common: Any = {"hide_parameters": True, "pool_reset_on_return": None}  # see _end
     engine = create_async_engine(
         URL.create("sqlite+aiosqlite", database=path),
         connect_args=connect_args,
         pool_size=8,
         max_overflow=0,
         pool_timeout=LOCK_WAIT,
-        pool_reset_on_return=None,  # see _end
-        hide_parameters=True,
+        **common,
     )
     event.listen(engine.sync_engine, "do_connect", _connect_sqlite)
     in_threads = {**connect_args, "check_same_thread": False}
     writer, reader = (
-        create_engine(URL.create("sqlite", database=path), connect_args=in_threads, hide_parameters=True)
-        for _ in range(2)
+        create_engine(URL.create("sqlite", database=path), connect_args=in_threads, **common) for _ in range(2)
     )
     for each in (engine.sync_engine, reader, writer):
         _set_up_sqlite(each, synchronous)
@@ -233,7 +232,7 @@ def _set_up_sqlite(engine: Engine, synchronous: str) -> None:
 
 
 class _SqliteCursor(AsyncAdapt_aiosqlite_cursor):
-    """A statement with its rows in one change of threads; SQLAlchemy's own cursor makes four."""
+    """A statement is one change of threads; with SQLAlchemy's cursor it is four."""
 
     __slots__ = ()
     _awaitable_cursor_close = False
