@@ -15,7 +15,6 @@ from harness.waiting import until
 from harness.workers import at_work, queue_at, until_counts
 from studyhall.maintenance import clean_up
 from studyhall.patterns.core import open_store as open_store_module
-from studyhall.patterns.core import store as store_module
 from studyhall.patterns.core.errors import Permanent, RateLimited, RetryLater, Transient
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import close, create_all, open_store
@@ -217,7 +216,7 @@ async def test_a_transaction_nested_in_a_db_step_is_named_at_once(store):
             pass
 
     runner = await started(store, Saga("trip", [DbStep("a", nested)]))
-    async with asyncio.timeout(store_module.LOCK_WAIT / 2):
+    async with asyncio.timeout(5):
         saga = await settled(runner)
     assert is_postgres(store) or "pass the outer one's connection on" in saga.error
 

@@ -265,7 +265,7 @@ class _SqliteConnection(AsyncAdapt_aiosqlite_connection):
     def in_its_thread(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
         driver: Any = self._connection
         try:
-            # Outside the event loop it is that thread: see `store.finish`.
+            # Without a greenlet it is that thread: see `finish`.
             return await_(driver._execute(work, driver._conn)) if in_greenlet() else work(driver._conn)
         except Exception as error:
             self._handle_exception(error)
@@ -276,6 +276,22 @@ class _SqliteConnection(AsyncAdapt_aiosqlite_connection):
     def rollback(self) -> None:
         if self._connection._connection:
             self.in_its_thread(sqlite3.Connection.rollback)
+
+    async def finish(self, connection: Connection, work: Callable[[Connection], object]) -> None:
+        """The last `work(connection)` of a transaction, with its COMMIT: one change of threads."""
+
+        def in_its_thread() -> None:
+            work(connection)
+            connection.commit()
+
+        driver: Any = self._connection
+        done = asyncio.ensure_future(driver._execute(in_its_thread))
+        try:
+            await asyncio.shield(done)
+        except asyncio.CancelledError:
+            # This thread is about to close the connection: not while the other uses it.
+            await asyncio.wait([done])
+            raise
 
 
 def _connect_sqlite(dialect: Any, _record: object, args: Any, options: Any) -> _SqliteConnection:
@@ -340,7 +356,7 @@ def _open_postgres(url: URL) -> AsyncEngine:
 
     @event.listens_for(engine.sync_engine, "checkout")
     def _ask(dbapi_connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
-        # After a server restart the first job should not pay with an attempt: the server's end can be read at once.
+        # After a server restart the first job should not pay with an attempt: its end can be read.
         rested = (now := time.monotonic()) - record.info.get("rests", now)
         doubtful = rested > PING_AFTER or _readable(dbapi_connection)
         if doubtful and not engine.dialect._do_ping_w_event(dbapi_connection):

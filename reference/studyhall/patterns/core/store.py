@@ -39,12 +39,10 @@ __all__ = [
     "StoreUnavailable",
     "answers_within",
     "begin",
-    "finish",
     "in_one_hop",
     "insert",
     "is_outage",
     "is_postgres",
-    "join_turn",
     "metadata",
     "ping",
     "read",
@@ -76,7 +74,7 @@ metadata = MetaData()  # every pattern declares its tables here
 hops: WeakKeyDictionary[Engine, Hop] = WeakKeyDictionary()
 answer_limit: ContextVar[float | None] = ContextVar("store_answers_within", default=None)
 _turns: WeakKeyDictionary[Engine, asyncio.Lock] = WeakKeyDictionary()
-_holders: WeakKeyDictionary[asyncio.Lock, set[asyncio.Task[Any] | None]] = WeakKeyDictionary()
+turn_holders: WeakKeyDictionary[asyncio.Lock, set[asyncio.Task[Any] | None]] = WeakKeyDictionary()
 
 
 class StoreUnavailable(Unavailable):
@@ -121,8 +119,7 @@ async def begin(store: AsyncEngine, *, durable: bool = False) -> AsyncIterator[A
                 yield connection
             return
         async with _turn(store), store.connect() as connection:
-            if durable:
-                await connection.execution_options(store_durable=True)
+            await connection.execution_options(store_durable=durable)
             await connection.begin()
             yield connection
             await connection.commit()
@@ -133,25 +130,19 @@ async def _turn(store: AsyncEngine) -> AsyncIterator[None]:
     # Writers of one process take turns here, first come first served. SQLite's own busy handler sleeps and
     # polls, up to 100 ms at a time and without any order, while holding a pooled connection.
     turn = _turns.setdefault(store.sync_engine, asyncio.Lock())
-    if (task := asyncio.current_task()) in _holders.get(turn, ()):
+    if (task := asyncio.current_task()) in turn_holders.get(turn, ()):
         raise NestedBegin(NestedBegin.__doc__)
     try:
         async with asyncio.timeout(LOCK_WAIT):
             await turn.acquire()
     except TimeoutError:
         raise StoreBusy(f"{StoreBusy.__doc__} Waited {LOCK_WAIT:g} s.") from None
-    _holders[turn] = {task}
+    turn_holders[turn] = {task}
     try:
         yield
     finally:
-        del _holders[turn]
+        del turn_holders[turn]
         turn.release()
-
-
-def join_turn(store: AsyncEngine) -> None:
-    """The task inside `begin` awaits this one: a `begin` in here is a `NestedBegin` too."""
-    if (turn := _turns.get(store.sync_engine)) is not None and turn in _holders:
-        _holders[turn].add(asyncio.current_task())
 
 
 @contextmanager
@@ -207,27 +198,6 @@ async def in_one_hop(store: AsyncEngine, work: Callable[[Any], T], *, write: boo
             return await run(hop.threads, transact, hop.reader, work)
         async with _turn(store):
             return await run(hop.threads, transact, hop.writer, work)
-
-
-async def finish(tx: AsyncConnection, work: Callable[[Connection], object]) -> None:
-    """`work(connection)` as the last of a `begin` block. On SQLite with its COMMIT in one change of threads."""
-    if is_postgres(tx):
-        await tx.run_sync(work)
-        return
-    connection: Any = tx.sync_connection
-
-    def in_its_thread() -> None:
-        work(connection)
-        connection.commit()
-
-    done = asyncio.ensure_future(connection.connection.driver_connection._execute(in_its_thread))
-    try:
-        await asyncio.shield(done)
-    except asyncio.CancelledError:
-        # This thread is about to close the connection: not while the other uses it.
-        await asyncio.wait([done])
-        _ = done.cancelled() or done.exception()
-        raise
 
 
 @contextmanager

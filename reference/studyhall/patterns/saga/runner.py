@@ -45,7 +45,7 @@ from ..core.clock import Periodic, apart, told_to_end
 from ..core.failures import describe
 from ..core.group_commit import GroupCommit
 from ..core.job import RetryPolicy
-from ..core.store import ANSWER, answers_within, begin, finish, in_one_hop, join_turn
+from ..core.store import ANSWER, answers_within, begin, in_one_hop, turn_holders
 from ..outside_call.ledger import NotMade
 from ..retry import full_jitter
 from .course import Action, Course, Draft
@@ -62,6 +62,7 @@ from .store import (
     UnknownSaga,
     claim,
     create,
+    finish,
     load,
     release,
     write,
@@ -261,9 +262,12 @@ class SagaRunner:
         before, backward = draft.copy(), draft.saga.backward
         call: Any = action.step.undo if backward else action.step.do
         context = self._course.context(draft, action)
+        driver = asyncio.current_task()
 
         async def step(tx: AsyncConnection) -> Result:
-            join_turn(self.store)
+            for holders in turn_holders.values():
+                if driver in holders:  # a `begin` in here would wait for ours
+                    holders.add(asyncio.current_task())
             return await call(context, tx) if call else None
 
         try:

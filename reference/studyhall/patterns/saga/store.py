@@ -62,6 +62,7 @@ __all__ = [
     # reading and writing
     "claim",
     "create",
+    "finish",
     "history",
     "list_sagas",
     "load",
@@ -230,6 +231,13 @@ def write(tx: Connection, changes: Sequence[Change]) -> None:
         if len(changes) > 1:
             raise Crowded(Crowded.__doc__)
         _refuse(tx, changes[0].saga)
+
+
+async def finish(tx: AsyncConnection, work: Callable[[Connection], object]) -> None:
+    """The last of a transaction: on SQLite one change of threads with its COMMIT."""
+    connection: Any = tx.sync_connection
+    last = getattr(connection.connection.dbapi_connection, "finish", None)
+    await (last(connection, work) if last else tx.run_sync(work))
 
 
 def _refuse(tx: Connection, saga: SagaRow) -> None:
