@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import uvloop
 from sqlalchemy import Column, ForeignKey, Integer, Table, insert, make_url, select, text, update
+from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from harness.ports import free_port
@@ -27,6 +28,7 @@ from studyhall.patterns.core.store import (
     read,
 )
 from studyhall.patterns.idempotency import inbox
+from studyhall.patterns.saga.store import finish
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -215,6 +217,36 @@ async def test_cancelled_hops_release_their_turn(store):
     await asyncio.wait_for(increment(store), 5)
 
 
+async def test_a_statement_gives_its_rows_and_counts(store):
+    """On SQLite the cursor is ours."""
+    rows, ids = [{"id": n, "n": 0} for n in range(2, 9)], counters.c.id
+    async with begin(store) as tx:
+        assert (await tx.execute(insert(counters).values(n=1))).inserted_primary_key == (1,)
+        assert (await tx.execute(insert(counters).returning(ids), rows[:3])).all() == [(2,), (3,), (4,)]
+        assert (await tx.execute(update(counters).where(ids > 2).values(n=0))).rowcount == 2
+        await tx.execute(insert(counters), rows[3:])
+        assert [row.id async for row in await tx.stream(select(ids).order_by(ids))] == [*range(1, 9)]
+
+
+async def test_last_work_that_fails_leaves_nothing(store):
+    def slowly(tx):
+        tx.execute(update(counters).values(n=counters.c.n + 1))
+        time.sleep(0.1)
+        raise ZeroDivisionError
+
+    async def work():
+        async with begin(store) as tx:
+            await tx.execute(update(counters).values(n=counters.c.n + 1))
+            await finish(tx, slowly)
+
+    await add(store)
+    for limit in (0.05, 5):
+        with pytest.raises((TimeoutError, ZeroDivisionError)):
+            await asyncio.wait_for(work(), limit)
+    await asyncio.wait_for(increment(store), 5)
+    assert await value(store) == 1
+
+
 async def test_nested_begin_on_sqlite_is_a_named_error_not_a_deadlock(tmp_path, monkeypatch):
     for module in (store_module, opening):
         monkeypatch.setattr(module, "LOCK_WAIT", 0.2)
@@ -241,7 +273,7 @@ async def test_nested_begin_on_sqlite_is_a_named_error_not_a_deadlock(tmp_path, 
     await close(store)
 
 
-@pytest.mark.parametrize("hop", [False, True])
+@pytest.mark.parametrize("hop", [False, True, None])
 async def test_a_refused_commit_leaves_no_transaction_open(store, hop):
     """SQLite kept it, with the write lock: the next writer met a transaction within a transaction."""
     deferred = "REFERENCES parents(id) DEFERRABLE INITIALLY DEFERRED"
@@ -250,7 +282,10 @@ async def test_a_refused_commit_leaves_no_transaction_open(store, hop):
         if hop:
             return await in_one_hop(store, lambda tx: tx.execute(text(statement)).rowcount, write=True)
         async with begin(store) as tx:
-            return (await tx.execute(text(statement))).rowcount
+            met = (await tx.execute(text(statement))).rowcount
+            if hop is None:
+                await finish(tx, lambda tx: None)
+            return met
 
     await write("CREATE TABLE parents (id integer PRIMARY KEY)")
     await write(f"CREATE TABLE children (parent integer {deferred})")
@@ -367,6 +402,22 @@ async def test_a_restart_of_postgres_costs_no_transaction_afterwards(own_postgre
     for _ in range(10):
         await increment(store)
     assert await value(store) == 10
+    await close(store)
+
+
+@pytest.mark.needs_postgres
+async def test_a_connection_cut_a_moment_ago_is_replaced(own_postgres, monkeypatch):
+    store, pings, real = open_store(own_postgres.url), [], psycopg.PGDialectAsync_psycopg.do_ping
+    monkeypatch.setattr(psycopg.PGDialectAsync_psycopg, "do_ping", lambda *args: pings.append(1) or real(*args))
+    await create_all(store)
+    await add(store)
+    others = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE query = 'COMMIT'"
+    for limit, cut, asked in ((60, False, 0), (60, True, 1), (0, False, 2)):
+        monkeypatch.setattr(opening, "PING_AFTER", limit)
+        if cut:
+            own_postgres.execute(others)
+        await increment(store)
+        assert len(pings) == asked
     await close(store)
 
 

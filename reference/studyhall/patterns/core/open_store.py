@@ -23,20 +23,27 @@ import asyncio
 import logging
 import os
 import re
+import select
 import socket
 import sqlite3
 import time
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
+from sqlalchemy.dialects.sqlite.aiosqlite import AsyncAdapt_aiosqlite_connection, AsyncAdapt_aiosqlite_cursor
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, InvalidatePoolError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry, PoolResetState
 from sqlalchemy.schema import CreateColumn
+from sqlalchemy.util import await_
+from sqlalchemy.util.concurrency import in_greenlet
 
 from .failures import Permanent
 from .store import ANSWER, LOCK_WAIT, Hop, StoreUnavailable, answer_limit, begin, hops, is_postgres, metadata, read
@@ -45,6 +52,7 @@ __all__ = ["SILENCE", "TableTaken", "WrongStoreUrl", "close", "create_all", "cro
 
 CONNECT_WAIT = 5  # seconds until an unreachable server is an error
 SILENCE = 10  # seconds
+PING_AFTER = 1.0  # seconds of rest, after which a connection is asked whether it still works
 JOBS_PER_CONNECTION = 50  # that end together, each with an effect of 200 ms: the last one has waited LOCK_WAIT
 _CONNECTIONS = text(
     "SELECT current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int, "
@@ -164,18 +172,19 @@ def _open_sqlite(url: URL) -> AsyncEngine:
     logging.getLogger("aiosqlite").setLevel(logging.INFO)
     # None: Python's sqlite3 opens no transactions of its own; _begin below is the only place that does.
     connect_args = {"isolation_level": None, "timeout": LOCK_WAIT}
+    common: Any = {"hide_parameters": True, "pool_reset_on_return": None}  # see _end
     engine = create_async_engine(
         URL.create("sqlite+aiosqlite", database=path),
         connect_args=connect_args,
         pool_size=8,
         max_overflow=0,
         pool_timeout=LOCK_WAIT,
-        hide_parameters=True,
+        **common,
     )
+    event.listen(engine.sync_engine, "do_connect", _connect_sqlite)
     in_threads = {**connect_args, "check_same_thread": False}
     writer, reader = (
-        create_engine(URL.create("sqlite", database=path), connect_args=in_threads, hide_parameters=True)
-        for _ in range(2)
+        create_engine(URL.create("sqlite", database=path), connect_args=in_threads, **common) for _ in range(2)
     )
     for each in (engine.sync_engine, reader, writer):
         _set_up_sqlite(each, synchronous)
@@ -202,10 +211,10 @@ def _set_up_sqlite(engine: Engine, synchronous: str) -> None:
         with suppress(Exception):
             dbapi_connection.rollback()
 
-    @event.listens_for(engine, "checkin")
-    def _end(dbapi_connection: Any, _record: object) -> None:
+    @event.listens_for(engine, "reset")
+    def _end(dbapi_connection: Any, _record: object, state: PoolResetState) -> None:
         # SQLite keeps the transaction of a refused COMMIT, and the write lock with it; for SQLAlchemy it has ended.
-        if dbapi_connection is not None and getattr(dbapi_connection, "_connection", dbapi_connection).in_transaction:
+        if not state.terminate_only and getattr(dbapi_connection, "_connection", dbapi_connection).in_transaction:
             dbapi_connection.rollback()
 
     @event.listens_for(engine, "begin")
@@ -220,6 +229,74 @@ def _set_up_sqlite(engine: Engine, synchronous: str) -> None:
             connection.exec_driver_sql(f"PRAGMA query_only={'ON' if reading else 'OFF'}")
             connection.info["reading"] = reading
         connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+
+class _SqliteCursor(AsyncAdapt_aiosqlite_cursor):
+    """A statement is one change of threads; with SQLAlchemy's cursor it is four."""
+
+    __slots__ = ()
+    _awaitable_cursor_close = False
+
+    def _make_new_cursor(self, connection: Any) -> Any: ...
+
+    def _aenter_cursor(self, cursor: Any) -> Any: ...
+
+    def close(self) -> None:
+        self._rows.clear()
+
+    def execute(self, operation: Any, parameters: Any = None, how: str = "execute") -> None:
+        def run(connection: sqlite3.Connection) -> tuple[sqlite3.Cursor, deque[Any]]:
+            # Closed even if its caller has gone: see _cut_off.
+            with closing(connection.cursor()) as cursor:
+                getattr(cursor, how)(operation, parameters or ())
+                return cursor, deque(cursor.fetchall() if cursor.description else ())
+
+        here: Any = self._adapt_connection
+        self._cursor, self._rows = here.in_its_thread(run)
+
+    def executemany(self, operation: Any, seq_of_parameters: Any) -> None:
+        self.execute(operation, seq_of_parameters, "executemany")
+
+
+class _SqliteConnection(AsyncAdapt_aiosqlite_connection):
+    __slots__ = ()
+    _cursor_cls = _SqliteCursor
+
+    def in_its_thread(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
+        driver: Any = self._connection
+        try:
+            # Without a greenlet it is that thread: see `finish`.
+            return await_(driver._execute(work, driver._conn)) if in_greenlet() else work(driver._conn)
+        except Exception as error:
+            self._handle_exception(error)
+
+    def commit(self) -> None:
+        self.in_its_thread(sqlite3.Connection.commit)
+
+    def rollback(self) -> None:
+        if self._connection._connection:
+            self.in_its_thread(sqlite3.Connection.rollback)
+
+    async def finish(self, connection: Connection, work: Callable[[Connection], object]) -> None:
+        """The last `work(connection)` of a transaction, with its COMMIT: one change of threads."""
+
+        def in_its_thread() -> None:
+            work(connection)
+            connection.commit()
+
+        driver: Any = self._connection
+        done = asyncio.ensure_future(driver._execute(in_its_thread))
+        try:
+            await asyncio.shield(done)
+        except asyncio.CancelledError:
+            # This thread is about to close the connection: not while the other uses it.
+            await asyncio.wait([done])
+            raise
+
+
+def _connect_sqlite(dialect: Any, _record: object, args: Any, options: Any) -> _SqliteConnection:
+    made = dialect.connect(*args, **options)
+    return _SqliteConnection(made.dbapi, made._connection)
 
 
 def _switch_to_wal(path: str) -> None:
@@ -260,14 +337,40 @@ def _open_postgres(url: URL) -> AsyncEngine:
             **({"prepare_threshold": None} if pooled else {}),
             "async_creator_fn": _connect,
         },
-        pool_pre_ping=True,  # after a server restart the first job should not pay with an attempt
         pool_size=8,
         max_overflow=8,
         pool_timeout=LOCK_WAIT,
+        pool_reset_on_return=None,  # see _end
         hide_parameters=True,
     )
     event.listen(engine.sync_engine, "handle_error", _hide_values)
+    idle = psycopg.pq.TransactionStatus.IDLE
+
+    @event.listens_for(engine.sync_engine, "reset")
+    def _end(dbapi_connection: Any, record: ConnectionPoolEntry, state: PoolResetState) -> None:
+        if state.terminate_only:
+            return
+        record.info["rests"] = time.monotonic()
+        if dbapi_connection.driver_connection.pgconn.transaction_status != idle:
+            dbapi_connection.rollback()
+
+    @event.listens_for(engine.sync_engine, "checkout")
+    def _ask(dbapi_connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
+        # After a server restart the first job should not pay with an attempt: its end can be read.
+        rested = (now := time.monotonic()) - record.info.get("rests", now)
+        doubtful = rested > PING_AFTER or _readable(dbapi_connection)
+        if doubtful and not engine.dialect._do_ping_w_event(dbapi_connection):
+            raise InvalidatePoolError
+
     return engine
+
+
+def _readable(dbapi_connection: Any) -> bool:
+    if dbapi_connection.closed:
+        return True
+    poll = select.poll()
+    poll.register(dbapi_connection.driver_connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 async def _connect(conninfo: str = "", **options: Any) -> Any:

@@ -74,7 +74,7 @@ metadata = MetaData()  # every pattern declares its tables here
 hops: WeakKeyDictionary[Engine, Hop] = WeakKeyDictionary()
 answer_limit: ContextVar[float | None] = ContextVar("store_answers_within", default=None)
 _turns: WeakKeyDictionary[Engine, asyncio.Lock] = WeakKeyDictionary()
-_holders: WeakKeyDictionary[asyncio.Lock, asyncio.Task[object] | None] = WeakKeyDictionary()
+turn_holders: WeakKeyDictionary[asyncio.Lock, set[asyncio.Task[Any] | None]] = WeakKeyDictionary()
 
 
 class StoreUnavailable(Unavailable):
@@ -130,18 +130,18 @@ async def _turn(store: AsyncEngine) -> AsyncIterator[None]:
     # Writers of one process take turns here, first come first served. SQLite's own busy handler sleeps and
     # polls, up to 100 ms at a time and without any order, while holding a pooled connection.
     turn = _turns.setdefault(store.sync_engine, asyncio.Lock())
-    if _holders.get(turn) is (task := asyncio.current_task()):
+    if (task := asyncio.current_task()) in turn_holders.get(turn, ()):
         raise NestedBegin(NestedBegin.__doc__)
     try:
         async with asyncio.timeout(LOCK_WAIT):
             await turn.acquire()
     except TimeoutError:
         raise StoreBusy(f"{StoreBusy.__doc__} Waited {LOCK_WAIT:g} s.") from None
-    _holders[turn] = task
+    turn_holders[turn] = {task}
     try:
         yield
     finally:
-        _holders[turn] = None
+        del turn_holders[turn]
         turn.release()
 
 

@@ -45,7 +45,7 @@ from ..core.clock import Periodic, apart, told_to_end
 from ..core.failures import describe
 from ..core.group_commit import GroupCommit
 from ..core.job import RetryPolicy
-from ..core.store import ANSWER, answers_within, begin, in_one_hop
+from ..core.store import ANSWER, answers_within, begin, in_one_hop, turn_holders
 from ..outside_call.ledger import NotMade
 from ..retry import full_jitter
 from .course import Action, Course, Draft
@@ -62,6 +62,7 @@ from .store import (
     UnknownSaga,
     claim,
     create,
+    finish,
     load,
     release,
     write,
@@ -261,17 +262,25 @@ class SagaRunner:
         before, backward = draft.copy(), draft.saga.backward
         call: Any = action.step.undo if backward else action.step.do
         context = self._course.context(draft, action)
+        driver = asyncio.current_task()
+
+        async def step(tx: AsyncConnection) -> Result:
+            for holders in turn_holders.values():
+                if driver in holders:  # a `begin` in here would wait for ours
+                    holders.add(asyncio.current_task())
+            return await call(context, tx) if call else None
+
         try:
             with answers_within(max(ANSWER, action.step.deadline)):
                 async with self._turns, begin(self.store) as tx:
                     # Only now: waiting for a connection is not the step's fault.
                     async with _time_for(action):
-                        result = await apart(call, context, tx) if call else None
+                        result = await apart(step, tx)
                     self._reach("after", "effect", draft, action)
                     after = self._decided(draft, lambda draft: self._done(draft, action, result))
                     change = draft.unwritten()
                     assert change is not None
-                    await tx.run_sync(write, [change])
+                    await finish(tx, lambda connection: write(connection, [change]))
         except SagaLeaseLost:
             raise
         except CancelAsked as asked:

@@ -62,6 +62,7 @@ __all__ = [
     # reading and writing
     "claim",
     "create",
+    "finish",
     "history",
     "list_sagas",
     "load",
@@ -232,6 +233,13 @@ def write(tx: Connection, changes: Sequence[Change]) -> None:
         _refuse(tx, changes[0].saga)
 
 
+async def finish(tx: AsyncConnection, work: Callable[[Connection], object]) -> None:
+    """The last of a transaction: on SQLite one change of threads with its COMMIT."""
+    connection: Any = tx.sync_connection
+    last = getattr(connection.connection.dbapi_connection, "finish", None)
+    await (last(connection, work) if last else tx.run_sync(work))
+
+
 def _refuse(tx: Connection, saga: SagaRow) -> None:
     stands = tx.execute(select(sagas.c.fence, sagas.c.cancel).where(sagas.c.id == saga.id)).first()
     if stands is None or stands.fence != saga.fence:
@@ -273,18 +281,32 @@ Rows = Sequence[Mapping[str, Any]]
 def _send(tx: Connection, first: Batch, rows: Rows, *more: tuple[Batch, Rows]) -> int:
     """How many rows `first` matched."""
     if tx.dialect.name == "postgresql":  # one statement for all: a DbStep waits for each of its round trips
+        sql, fixed, _ = _text(tx, _at_once(first, *(batch for batch, _ in more)))
         given = {first.name: json.dumps(rows)} | {batch.name: json.dumps(others) for batch, others in more}
-        return tx.execute(_at_once(first, *(batch for batch, _ in more)), given).rowcount
-    met = tx.execute(first.each, rows).rowcount
-    for batch, others in more:
-        if others:
-            tx.execute(batch.each, others)
-    return met
+        return tx.exec_driver_sql(sql, fixed | given).rowcount
+    met = []
+    for batch, each in ((first, rows), *more):
+        if each:
+            sql, fixed, order = _text(tx, batch.each)
+            values = [tuple([row.get(name, fixed[name]) for name in order]) for row in each]
+            met.append(tx.exec_driver_sql(sql, values).rowcount)
+    return met[0]
 
 
 @cache
 def _at_once(first: Batch, *more: Batch) -> Update | Insert:
     return first.at_once.add_cte(*(batch.at_once.cte(batch.name) for batch in more))
+
+
+_texts: dict[Update | Insert, tuple[str, dict[str, Any], Sequence[str]]] = {}
+
+
+def _text(tx: Connection, statement: Update | Insert) -> tuple[str, dict[str, Any], Sequence[str]]:
+    """With its constants and the order of its values. SQLAlchemy's own look-up costs more than the statement."""
+    if statement not in _texts:
+        made: Any = statement.compile(dialect=tx.dialect)
+        _texts[statement] = made.string, made.params, made.positiontup or ()
+    return _texts[statement]
 
 
 def _hold(given: Given) -> Update:
