@@ -1,5 +1,6 @@
 """The `studyhall` command. Each command's module is imported when it is called: `--help` answers at once."""
 
+import gc
 import sys
 from importlib import import_module
 from typing import Annotated, Any
@@ -100,7 +101,15 @@ for _name, (_, _about) in (COMMANDS | HIDDEN).items():
 def command(name: str) -> Any:
     """The real command, imported now."""
     module, _, attribute = (COMMANDS | HIDDEN)[name][0].partition(":")
-    loaded = getattr(import_module(f".{module}", __package__), attribute)
+    # redis-py imports the SDK's metrics for a name in its annotations alone, and that takes longer than redis-py.
+    # Nothing here uses them.
+    sys.modules.setdefault("opentelemetry.sdk.metrics", None)  # type: ignore[arg-type]
+    gc.disable()  # what modules define is no garbage: looking for some took a tenth of the time
+    try:
+        loaded = getattr(import_module(f".{module}", __package__), attribute)
+    finally:
+        gc.enable()
+        gc.freeze()
     if isinstance(loaded, typer.Typer):
         return typer.main.get_group(loaded)
     alone = typer.Typer(add_completion=False)

@@ -13,21 +13,23 @@ When it does not hold
   `getChildrenValues`; results that matter belong in the database.
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bullmq import Queue
-from redis.asyncio import Redis
-from redis.exceptions import WatchError
 from sqlalchemy import and_, or_, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ..core.errors import JobError, Permanent, ResourceBusy
 from ..core.store import begin
 from .archive import DeadLetter, dead_letters, find, parsed, show
+
+if TYPE_CHECKING:  # reading the archive needs neither of them
+    from redis.asyncio import Redis
 
 __all__ = [
     "AlreadyReplayed",
@@ -142,6 +144,9 @@ async def _mark(store: AsyncEngine, dead_letter: DeadLetter, **values: Any) -> N
 
 async def _restore(redis: Redis, dead_letter: DeadLetter, prefix: str, *, waits_for: Sequence[str] = ()) -> None:
     """Write the job as it was and let it wait for a worker, or for `waits_for`. All of it or nothing."""
+    from bullmq import Queue
+    from redis.exceptions import WatchError
+
     queue = Queue(dead_letter.queue, {"connection": redis, "prefix": prefix})
     keys, key = queue.keys, queue.toKey(dead_letter.job_id)
     fields = {k: v for k, v in dead_letter.snapshot["fields"].items() if k not in _RUN_FIELDS}
