@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -40,8 +41,12 @@ def main() -> int:
     )
     parser.add_argument("--with-parent", type=int, help=argparse.SUPPRESS)  # end when this process does
     if sys.argv[1:2] and sys.argv[1] in COMMANDS:
+        # redis-py imports the SDK's metrics for a name in its annotations, which takes longer than redis-py itself.
+        sys.modules.setdefault("opentelemetry.sdk.metrics", None)  # type: ignore[arg-type]
+        gc.disable()  # what modules define is no garbage: looking for some takes a tenth of the time
         from .commands import main as command
 
+        gc.enable()
         return command(sys.argv[1:])
     given = parser.parse_args()
     process = given.process

@@ -32,7 +32,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -59,15 +59,6 @@ _POSTGRES_SESSION = (
     # JIT compiles a statement whose cost it overrates on each run: half the time of a claim past a long backlog.
     "-c jit=off"
 )
-# All columns and indexes at once: SQLAlchemy's inspection asks table by table, which was most of a command's time.
-_THERE = {
-    "sqlite": "SELECT m.name, 'column', c.name FROM sqlite_master m, pragma_table_xinfo(m.name) c "
-    "WHERE m.type = 'table' UNION ALL SELECT tbl_name, 'index', name FROM sqlite_master WHERE type = 'index'",
-    "postgresql": "SELECT t.relname, 'column', a.attname FROM pg_attribute a JOIN pg_class t ON t.oid = a.attrelid "
-    "WHERE a.attnum > 0 AND NOT a.attisdropped AND t.relkind IN ('r', 'p') AND pg_table_is_visible(t.oid) "
-    "AND t.relnamespace <> 'pg_catalog'::regnamespace UNION ALL SELECT t.relname, 'index', i.relname FROM pg_index x "
-    "JOIN pg_class t ON t.oid = x.indrelid JOIN pg_class i ON i.oid = x.indexrelid WHERE pg_table_is_visible(t.oid)",
-}
 # All are needed: keepalives run only while nothing is in flight, the timeout only while something is.
 _SOCKET_OPTIONS = {
     "keepalives": 1,
@@ -102,9 +93,6 @@ def open_store(url: str) -> AsyncEngine:
 
 async def create_all(store: AsyncEngine) -> None:
     """Create the tables, columns and indexes that are missing. Safe when several processes start at once."""
-    async with read(store) as connection:  # the usual start finds them all, and waits for no writer
-        if not await connection.run_sync(_missing):
-            return
     async with begin(store) as tx:
         if is_postgres(store):
             # CREATE TABLE IF NOT EXISTS still collides in pg_type when two sessions run it together.
@@ -115,26 +103,20 @@ async def create_all(store: AsyncEngine) -> None:
 def _create_missing(tx: Connection) -> None:
     metadata.create_all(tx)
     # It skips existing tables, and with them what a newer version of a pattern needs.
-    missing = _missing(tx)
+    known, ours = inspect(tx), list(metadata.tables)  # each table is some statements: look at no others
+    columns = {(name, part["name"]) for (_, name), some in known.get_multi_columns(None, ours).items() for part in some}
+    indexes = {(name, part["name"]) for (_, name), some in known.get_multi_indexes(None, ours).items() for part in some}
     for table in metadata.sorted_tables:
         for column in table.columns:
-            if (table.name, "column", column.name) in missing:
+            if (table.name, column.name) not in columns:
                 # No newer version adds such a column: existing rows would have no value for it.
                 if not column.nullable and column.server_default is None:
                     raise TableTaken(f"{table.name} has no column {column.name}. {TableTaken.__doc__}")
                 added = CreateColumn(column).compile(dialect=tx.dialect)
                 tx.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {added}")
         for index in table.indexes:
-            if (table.name, "index", index.name) in missing:
+            if (table.name, index.name) not in indexes:
                 index.create(tx)
-
-
-def _missing(connection: Connection) -> set[tuple[str, str, str]]:
-    """(table, "column" or "index", name) of what our tables need and the database lacks."""
-    there = {tuple(row) for row in connection.exec_driver_sql(_THERE[connection.dialect.name])}
-    tables = metadata.tables.values()
-    needed = {(table.name, "column", column.name) for table in tables for column in table.columns}
-    return (needed | {(table.name, "index", str(index.name)) for table in tables for index in table.indexes}) - there
 
 
 async def crowded(store: AsyncEngine, concurrency: int) -> str | None:

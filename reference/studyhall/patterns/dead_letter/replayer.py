@@ -13,8 +13,6 @@ When it does not hold
   `getChildrenValues`; results that matter belong in the database.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence
@@ -77,7 +75,7 @@ class Replayed:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-async def replay(store: AsyncEngine, redis: Redis, dead_letter_id: str, *, prefix: str = "bull") -> DeadLetter:
+async def replay(store: AsyncEngine, redis: "Redis", dead_letter_id: str, *, prefix: str = "bull") -> DeadLetter:
     """Put the job of this dead letter back into its queue."""
     dead_letter = (await show(store, dead_letter_id))[0]
     if not dead_letter.name or not isinstance(parsed(dead_letter.snapshot["fields"].get("opts")), dict):
@@ -99,7 +97,7 @@ async def replay(store: AsyncEngine, redis: Redis, dead_letter_id: str, *, prefi
 
 async def replay_many(
     store: AsyncEngine,
-    redis: Redis,
+    redis: "Redis",
     *,
     queue: str | None = None,
     name: str | None = None,
@@ -142,7 +140,7 @@ async def _mark(store: AsyncEngine, dead_letter: DeadLetter, **values: Any) -> N
         await tx.execute(update(dead_letters).where(_t.id == dead_letter.id).values(**values))
 
 
-async def _restore(redis: Redis, dead_letter: DeadLetter, prefix: str, *, waits_for: Sequence[str] = ()) -> None:
+async def _restore(redis: "Redis", dead_letter: DeadLetter, prefix: str, *, waits_for: Sequence[str] = ()) -> None:
     """Write the job as it was and let it wait for a worker, or for `waits_for`. All of it or nothing."""
     from bullmq import Queue
     from redis.exceptions import WatchError
@@ -181,7 +179,7 @@ async def _restore(redis: Redis, dead_letter: DeadLetter, prefix: str, *, waits_
             raise ReplayRunning(f"{dead_letter.id}: {ReplayRunning.__doc__}") from None
 
 
-async def _restore_parent(store: AsyncEngine, redis: Redis, dead_letter: DeadLetter, prefix: str) -> None:
+async def _restore_parent(store: AsyncEngine, redis: "Redis", dead_letter: DeadLetter, prefix: str) -> None:
     """A failed child took its parent along: let the parent wait for it again, and so on up."""
     parent = parsed(dead_letter.snapshot["fields"].get("parent"))
     if not isinstance(parent, dict):

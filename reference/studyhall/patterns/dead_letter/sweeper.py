@@ -19,8 +19,6 @@ When it does not hold
 - A job that somebody retries by hand while it is being archived keeps its dead letter; replaying that says so.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
@@ -65,7 +63,7 @@ class Swept:
 
 
 async def sweep(
-    queue_names: Iterable[str], redis: Redis, store: AsyncEngine, alert: Notify | None = None, *, prefix: str = "bull"
+    queue_names: Iterable[str], redis: "Redis", store: AsyncEngine, alert: Notify | None = None, *, prefix: str = "bull"
 ) -> Swept:
     """Archive what failed. Run it every few seconds, in as many processes as you like."""
     archived = 0
