@@ -109,7 +109,6 @@ def command(name: str) -> Any:
         loaded = getattr(import_module(f".{module}", __package__), attribute)
     finally:
         gc.enable()
-        gc.freeze()
     if isinstance(loaded, typer.Typer):
         return typer.main.get_group(loaded)
     alone = typer.Typer(add_completion=False)
