@@ -38,7 +38,7 @@ async def opened(data_dir: Path | None) -> AsyncIterator["AsyncEngine"]:
 async def connected(data_dir: Path | None) -> AsyncIterator[Access]:
     """The database and a client of Redis."""
     settings = settings_for(data_dir)
-    settings.make_data_dir()
+    settings.keys()  # not used here, but a wrong one is noticed before a worker meets it
     with redis_url(settings) as url:
         from .patterns.core.connections import producer_client
 
