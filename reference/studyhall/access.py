@@ -1,8 +1,6 @@
-"""What operators' commands open: the store alone, or Redis as well. The whole app takes half a second to import, for
-handlers that no command runs.
+"""What operators' commands open: the store alone, or Redis too. The whole app takes half a second to import.
 
-Only the tables that the command's own imports declare are made here, if they are missing.
-"""
+Of the tables, only those that a command imports are made if they are missing."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -29,7 +27,7 @@ class Access:
 
 @asynccontextmanager
 async def opened(data_dir: Path | None) -> AsyncIterator["AsyncEngine"]:
-    """The database alone: looking at sagas, orders and dead letters needs neither Redis nor a worker."""
+    """The database alone."""
     async with _store(settings_for(data_dir)) as store:
         yield store
 
@@ -38,7 +36,7 @@ async def opened(data_dir: Path | None) -> AsyncIterator["AsyncEngine"]:
 async def connected(data_dir: Path | None) -> AsyncIterator[Access]:
     """The database and a client of Redis."""
     settings = settings_for(data_dir)
-    settings.keys()  # not used here, but a wrong one is noticed before a worker meets it
+    settings.keys()  # a wrong one is noticed before a worker meets it
     with redis_url(settings) as url:
         from .patterns.core.connections import producer_client
 

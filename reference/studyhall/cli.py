@@ -101,10 +101,9 @@ for _name, (_, _about) in (COMMANDS | HIDDEN).items():
 def command(name: str) -> Any:
     """The real command, imported now."""
     module, _, attribute = (COMMANDS | HIDDEN)[name][0].partition(":")
-    # redis-py imports the SDK's metrics for a name in its annotations alone, and that takes longer than redis-py.
-    # Nothing here uses them.
+    # redis-py imports them for a name in its annotations, and that takes longer than redis-py itself.
     sys.modules.setdefault("opentelemetry.sdk.metrics", None)  # type: ignore[arg-type]
-    gc.disable()  # what modules define is no garbage: looking for some took a tenth of the time
+    gc.disable()  # looking for garbage took a tenth of the imports' time
     try:
         loaded = getattr(import_module(f".{module}", __package__), attribute)
     finally:

@@ -41,9 +41,9 @@ def main() -> int:
     )
     parser.add_argument("--with-parent", type=int, help=argparse.SUPPRESS)  # end when this process does
     if sys.argv[1:2] and sys.argv[1] in COMMANDS:
-        # redis-py imports the SDK's metrics for a name in its annotations, which takes longer than redis-py itself.
+        # redis-py imports them for a name in its annotations, and that takes longer than redis-py itself.
         sys.modules.setdefault("opentelemetry.sdk.metrics", None)  # type: ignore[arg-type]
-        gc.disable()  # what modules define is no garbage: looking for some takes a tenth of the time
+        gc.disable()  # looking for garbage takes a tenth of the imports' time
         from .commands import main as command
 
         gc.enable()

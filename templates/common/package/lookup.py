@@ -1,4 +1,4 @@
-"""How far a request is: for the API, and for `status` on the command line, which needs no web server."""
+"""How far a request is, for the API and the command line."""
 
 from __future__ import annotations
 

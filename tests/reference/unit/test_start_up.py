@@ -73,7 +73,7 @@ NEEDLESS = {"rich", "prometheus_client", "fastapi", "httpx2", "bullmq", "opentel
         "saga": NEEDLESS | {"redis"},
         "order": NEEDLESS | {"redis"},
         "outbox": NEEDLESS | {"redis"},
-        "dlq": NEEDLESS | {"redis"},  # it comes when `list` or `replay` connect
+        "dlq": NEEDLESS | {"redis"},
         "status": NEEDLESS | {"redis"},
         # redis-py loads OpenTelemetry's interface, not the SDK
         "events": (NEEDLESS | {"sqlalchemy"}) - {"opentelemetry"},
@@ -92,7 +92,7 @@ def test_no_command_loads_the_metrics_of_opentelemetry_for_redis():
 
 
 def test_looking_at_sagas_costs_little_more_than_its_libraries(tmp_path):
-    """It cost three times as much: Redis, BullMQ, rich and every handler were imported, every table inspected."""
+    """It cost three times as much."""
     libraries = processor_seconds("import sqlalchemy.ext.asyncio, pydantic, typer, uvloop; pydantic.BaseModel")
     listed = CALLED.format(f'"saga", "list", "--data-dir", {str(tmp_path)!r}')
     processor_seconds(listed)  # makes the tables
