@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 from queuesmith import catalogue
-from studyhall.maintenance import RULES
 from studyhall.patterns.health.alerts import rule_for
 from studyhall.patterns.health.exposition import GAUGES
 from studyhall.patterns.observability.metrics import JobMetrics
+from studyhall.watching import RULES
 
 FOLDER = catalogue.ROOT / "templates" / "common" / "ops"
 ALERTS, DASHBOARD = FOLDER / "alerts.yml", FOLDER / "dashboard.json"

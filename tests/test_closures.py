@@ -152,6 +152,9 @@ def test_heavy_packages_are_imported_only_where_allowed(package):
         "patterns.pipeline": ("prometheus_client", "opentelemetry", "sqlalchemy", "bullmq"),
         "patterns.retry": ("prometheus_client", "opentelemetry", "pydantic", "sqlalchemy", "redis"),
         "patterns.event_bus": ("nats", "aio_pika", "confluent_kafka", "sqlalchemy"),
+        "patterns.dead_letter.command": ("redis", "bullmq", "pydantic", "sqlalchemy.dialects.postgresql"),
+        "patterns.outbox.command": ("redis", "bullmq", "pydantic"),
+        "patterns.outside_call.command": ("redis", "sqlalchemy", "pydantic"),
     }.items(),
 )
 def test_importing_a_pattern_loads_only_what_it_needs(module, not_loaded):

@@ -1,5 +1,6 @@
 """The `studyhall` command. Each command's module is imported when it is called: `--help` answers at once."""
 
+import gc
 import sys
 from importlib import import_module
 from typing import Annotated, Any
@@ -100,7 +101,13 @@ for _name, (_, _about) in (COMMANDS | HIDDEN).items():
 def command(name: str) -> Any:
     """The real command, imported now."""
     module, _, attribute = (COMMANDS | HIDDEN)[name][0].partition(":")
-    loaded = getattr(import_module(f".{module}", __package__), attribute)
+    # redis-py imports them for a name in its annotations, and that takes longer than redis-py itself.
+    sys.modules.setdefault("opentelemetry.sdk.metrics", None)  # type: ignore[arg-type]
+    gc.disable()  # looking for garbage took a tenth of the imports' time
+    try:
+        loaded = getattr(import_module(f".{module}", __package__), attribute)
+    finally:
+        gc.enable()
     if isinstance(loaded, typer.Typer):
         return typer.main.get_group(loaded)
     alone = typer.Typer(add_completion=False)

@@ -9,7 +9,7 @@ import typer
 
 from .patterns.parent_death import die_with_parent
 from .settings import SettingsError
-from .terminal import DataDir, err, run, settings_for
+from .terminal import DataDir, run, say, settings_for
 
 STOP_SECONDS = 3  # open event streams are ended after this
 
@@ -35,11 +35,10 @@ def api_command(
     if parent is not None:
         die_with_parent(parent)
     if not _loopback(host):
-        err.print(
+        say(
             f"listening on {host}: whoever can reach it can use StudyHall as anybody, because X-User is believed. "
             "Put a proxy in front that signs people in and sets X-User",
-            highlight=False,
-            soft_wrap=True,
+            err=True,
         )
     api = create_app(settings)
     config = uvicorn.Config(

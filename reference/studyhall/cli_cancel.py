@@ -11,7 +11,7 @@ from .app import open_app
 from .patterns import delayed
 from .patterns.cancel import Cancellation
 from .patterns.core.store import read
-from .terminal import AsJson, DataDir, fail, out, run, settings_for, show_json, show_table
+from .terminal import AsJson, DataDir, fail, run, say, settings_for, show_json, show_table
 
 
 def cancel_command(
@@ -66,4 +66,4 @@ def remind_command(
     if as_json:
         show_json({"document": document, "due": at})
     else:
-        out.print(f"reminder at {at}" if at else "no reminder", highlight=False)
+        say(f"reminder at {at}" if at else "no reminder")

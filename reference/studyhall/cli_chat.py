@@ -11,7 +11,7 @@ import typer
 from .patterns.core.errors import Permanent, RateLimited, Transient
 from .patterns.retry import parse_retry_after
 from .settings import SettingsError
-from .terminal import DataDir, out, run, settings_for
+from .terminal import DataDir, run, say, settings_for
 
 app = typer.Typer(no_args_is_help=True, help="The chat command /ask.")
 BOT_TOKEN = "CHAT_BOT_TOKEN"
@@ -33,7 +33,7 @@ def register_command(
     if not token:
         raise SettingsError(f"put the bot's token into {BOT_TOKEN}; an option would end up in the shell's history")
     run(register(settings_for(data_dir).chat_url, application, token))
-    out.print("registered /ask")
+    say("registered /ask")
 
 
 async def register(base_url: str, application: str, token: str) -> None:

@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import open_app
+from .access import QUEUES, connected, opened
 from .patterns import dead_letter
 from .patterns.core.job import DAY
 from .patterns.core.redaction import redact
-from .terminal import AsJson, DataDir, ago, ask, fail, out, run, settings_for, show_fields, show_json, show_table
+from .terminal import AsJson, DataDir, ago, ask, fail, run, say, show_fields, show_json, show_table
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: list, look at, replay or purge jobs that failed for good.")
 
@@ -48,8 +48,8 @@ def list_(
     """Newest first."""
 
     async def work() -> list[dict[str, Any]]:
-        async with open_app(settings_for(data_dir)) as studyhall:
-            await dead_letter.sweep(studyhall.jobs.queues, studyhall.producer.redis, studyhall.store)
+        async with connected(data_dir) as studyhall:
+            await dead_letter.sweep(QUEUES, studyhall.redis, studyhall.store)
             letters = await dead_letter.list_dead_letters(
                 studyhall.store, queue=queue, replayed=replayed, limit=limit, after=after
             )
@@ -72,8 +72,8 @@ def show(letter: LetterId, data_dir: DataDir = None, as_json: AsJson = False) ->
     """One dead letter with its payload (secrets masked), its stack traces and the earlier deaths of the same job."""
 
     async def work() -> list[dead_letter.DeadLetter]:
-        async with open_app(settings_for(data_dir)) as studyhall:
-            return await dead_letter.show(studyhall.store, letter)
+        async with opened(data_dir) as store:
+            return await dead_letter.show(store, letter)
 
     letters = run(work())
     detail = {
@@ -103,8 +103,8 @@ def replay(
         raise fail("name one dead letter, or say --all", 2)
 
     async def work() -> dict[str, Any]:
-        async with open_app(settings_for(data_dir)) as studyhall:
-            redis, store = studyhall.producer.redis, studyhall.store
+        async with connected(data_dir) as studyhall:
+            redis, store = studyhall.redis, studyhall.store
             if letter is not None:
                 return {"replayed": [(await dead_letter.replay(store, redis, letter)).job_id]}
             done = await dead_letter.replay_many(store, redis, queue=queue, name=name, per_second=rate)
@@ -114,9 +114,9 @@ def replay(
     if as_json:
         show_json(done)
         return
-    out.print(f"replayed {len(done['replayed'])}: {', '.join(done['replayed'][:10])}")
+    say(f"replayed {len(done['replayed'])}: {', '.join(done['replayed'][:10])}")
     for ident, why in done.get("refused", {}).items():
-        out.print(f"[yellow]left[/] {ident}: {why}")
+        say(f" {ident}: {why}", "left", "yellow")
 
 
 @app.command()
@@ -131,8 +131,8 @@ def purge(
         ask(f"Delete every dead letter older than {older_than:g} days?")
 
     async def work() -> int:
-        async with open_app(settings_for(data_dir)) as studyhall:
-            return await dead_letter.purge(studyhall.store, older_than * DAY)
+        async with opened(data_dir) as store:
+            return await dead_letter.purge(store, older_than * DAY)
 
     purged = run(work())
-    show_json({"purged": purged}) if as_json else out.print(f"purged {purged}")
+    show_json({"purged": purged}) if as_json else say(f"purged {purged}")

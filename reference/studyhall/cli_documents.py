@@ -3,17 +3,20 @@
 import asyncio
 import math
 import time
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from . import db
-from .app import App, open_app
+from .access import connected
 from .patterns.core.store import read
-from .patterns.degraded.pending import pending
-from .submissions import StageState, states, submit
-from .terminal import AsJson, DataDir, ago, err, fail, out, run, settings_for, show_fields, show_json, show_table
+from .stages import StageState, stage_states
+from .terminal import AsJson, DataDir, ago, fail, run, say, settings_for, show_fields, show_json, show_table
+
+if TYPE_CHECKING:
+    from .app import App
 
 
 def submit_command(
@@ -24,6 +27,9 @@ def submit_command(
     as_json: AsJson = False,
 ) -> None:
     """Upload documents (PDF, DOCX, Markdown, text) and start their flow of jobs."""
+    from .app import open_app
+    from .patterns.degraded.pending import pending
+    from .submissions import states, submit
 
     stopped: dict[str, str] = {}
 
@@ -31,7 +37,7 @@ def submit_command(
         async with open_app(settings_for(data_dir), edge=True) as studyhall:
             made = {str(path): await submit(studyhall, path, owner) for path in files}
             if kept := (await pending(studyhall.store)).waiting:
-                err.print(f"kept in the database until the queue takes them: {kept}", highlight=False)
+                say(f"kept in the database until the queue takes them: {kept}", err=True)
                 return made
             hint_at = time.monotonic() + 2
             for path, document_id in made.items() if wait else ():
@@ -40,7 +46,7 @@ def submit_command(
                     if time.monotonic() > hint_at:
                         hint_at = math.inf
                         if not await _somebody_works(studyhall):
-                            err.print("no worker is running; start one with: studyhall worker")
+                            say("no worker is running; start one with: studyhall worker", err=True)
                 if any(stage.state != "completed" for stage in stages):
                     async with read(studyhall.store) as connection:
                         document = await db.document(connection, document_id, owner)
@@ -52,14 +58,14 @@ def submit_command(
         show_json(made)
     else:
         for path, document_id in made.items():
-            out.print(f"{document_id}  {path}", highlight=False)
+            say(f"{document_id}  {path}")
     for path, why in stopped.items():
         fail(f"{path}: {why}", answered=True)
     if stopped:
         raise typer.Exit(1)
 
 
-async def _somebody_works(studyhall: App) -> bool:
+async def _somebody_works(studyhall: "App") -> bool:
     """Is a worker connected? They name their connections after their queues."""
     names = tuple(f"{studyhall.producer.prefix}:{queue}" for queue in studyhall.jobs.queues)
     connected: Any = await studyhall.producer.redis.client_list()
@@ -89,9 +95,11 @@ def status_command(
     as_json: AsJson = False,
 ) -> None:
     """Documents and their progress."""
+    from bullmq import Queue
 
     async def go() -> list[dict[str, Any]]:
-        async with open_app(settings_for(data_dir)) as studyhall:
+        async with connected(data_dir) as studyhall:
+            queue_of = cache(lambda name: Queue(name, {"connection": studyhall.redis}))
             async with read(studyhall.store) as connection:
                 if document_id is None:
                     documents = await db.documents_of(connection, owner, limit=limit)
@@ -108,7 +116,7 @@ def status_command(
                     "created_at": document.created_at,
                     "stages": {
                         s.name: {"state": s.state, "percent": s.percent, "message": s.message}
-                        for s in await states(studyhall, document.id)
+                        for s in await stage_states(queue_of, studyhall.store, document.id)
                     },
                 }
                 for document in documents

@@ -15,7 +15,7 @@ from .bus import open_bus
 from .orders.consumers import GROUPS
 from .patterns.parent_death import die_with_parent
 from .settings import SettingsError
-from .terminal import DataDir, err, run, settings_for
+from .terminal import DataDir, run, say, settings_for
 
 
 def event_worker_command(
@@ -54,5 +54,5 @@ def event_worker_command(
 
 @wraps(event_worker_command)
 def relay_command(*args: Any, **options: Any) -> None:
-    err.print("`studyhall relay` is now `studyhall event-worker`", highlight=False)
+    say("`studyhall relay` is now `studyhall event-worker`", err=True)
     event_worker_command(*args, **options)

@@ -9,16 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import open_app
+from .access import opened, redis_url
 from .bus import open_bus
-from .cli_saga import opened
-from .orders.consumers import GROUPS, inbox_name
+from .orders import GROUP_NAMES
 from .patterns.core.errors import JobError
 from .patterns.core.redaction import redact_text
 from .patterns.event_bus import BrokerUnavailable, EventBus, Quarantined
-from .patterns.replay import ReplayReport, logged
-from .patterns.replay import replay as replay_to
-from .terminal import AsJson, DataDir, ago, fail, out, run, settings_for, show_fields, show_json, show_table
+from .terminal import AsJson, DataDir, ago, fail, run, say, settings_for, show_fields, show_json, show_table
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,21 +23,23 @@ app = typer.Typer(
 )
 
 ALL = 100_000  # the limit where every entry is meant
-Group = Annotated[str, typer.Option(help=f"One of {', '.join(GROUPS)}.")]
+Group = Annotated[str, typer.Option(help=f"One of {', '.join(GROUP_NAMES)}.")]
 
 
 @asynccontextmanager
 async def bus_of(data_dir: Path | None) -> AsyncIterator[EventBus]:
     """The bus of the settings; whatever its client raises becomes one line."""
     settings = settings_for(data_dir)
-    async with open_app(settings) as studyhall, open_bus(settings.bus_url or studyhall.redis.url) as bus:
-        try:
-            yield bus
-        except (JobError, typer.Exit):
-            raise
-        except Exception as error:
-            why = redact_text(f"{bus.capabilities.broker} does not answer, is it running? {error!r}")
-            raise BrokerUnavailable(why) from error
+    settings.make_data_dir()
+    with redis_url(settings) as redis:
+        async with open_bus(settings.bus_url or redis) as bus:
+            try:
+                yield bus
+            except (JobError, typer.Exit):
+                raise
+            except Exception as error:
+                why = redact_text(f"{bus.capabilities.broker} does not answer, is it running? {error!r}")
+                raise BrokerUnavailable(why) from error
 
 
 @app.command()
@@ -51,7 +50,7 @@ def status(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         async with bus_of(data_dir) as bus:
             return [
                 {"group": group, "waiting": await bus.lag(group), "quarantined": len(await bus.quarantined(group, ALL))}
-                for group in GROUPS
+                for group in GROUP_NAMES
             ]
 
     rows = run(work())
@@ -63,13 +62,13 @@ def status(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def quarantine(
-    group: Annotated[str | None, typer.Option(help=f"Only one of {', '.join(GROUPS)}.")] = None,
+    group: Annotated[str | None, typer.Option(help=f"Only one of {', '.join(GROUP_NAMES)}.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many per consumer.")] = 50,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """What a consumer could not read or failed on for good, oldest first, with the reason."""
-    groups = [_known(group)] if group is not None else list(GROUPS)
+    groups = [_known(group)] if group is not None else list(GROUP_NAMES)
 
     async def work() -> list[dict[str, Any]]:
         async with bus_of(data_dir) as bus:
@@ -106,7 +105,7 @@ def retry(
             return await bus.replay_quarantined(group, chosen), len(chosen)
 
     count, wanted = run(work())
-    show_json({"delivered": count}) if as_json else out.print(f"delivered {count} of {wanted} again")
+    show_json({"delivered": count}) if as_json else say(f"delivered {count} of {wanted} again")
     if count < wanted:
         raise fail("the others are not in quarantine; see: studyhall events quarantine", answered=True)
 
@@ -129,6 +128,10 @@ def replay(
     if since is None and before is None and not event:
         raise fail("say which: --since, --before or --event", 2)
 
+    from .orders.consumers import GROUPS, inbox_name
+    from .patterns.replay import ReplayReport, logged
+    from .patterns.replay import replay as replay_to
+
     async def work() -> ReplayReport:
         async with opened(data_dir) as store:
             past = logged(store, since=_local(since), before=_local(before), ids=event or None)
@@ -141,8 +144,8 @@ def replay(
 
 
 def _known(group: str) -> str:
-    if group not in GROUPS:
-        raise fail(f"there is no consumer {group!r}; choose one of {', '.join(GROUPS)}", 2)
+    if group not in GROUP_NAMES:
+        raise fail(f"there is no consumer {group!r}; choose one of {', '.join(GROUP_NAMES)}", 2)
     return group
 
 

@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import open_app
+from .access import QUEUES, connected
 from .limits import admission, provider_breaker
 from .patterns.degraded.pending import pending, release
-from .terminal import AsJson, DataDir, fail, out, run, settings_for, show_json, show_table
+from .terminal import AsJson, DataDir, fail, run, say, show_json, show_table
 
 
 def limits_command(
@@ -17,15 +17,15 @@ def limits_command(
     as_json: AsJson = False,
 ) -> None:
     """Queues and their limits, the AI provider's breaker, and requests that wait in the database."""
-    settings = settings_for(data_dir)
 
     async def go() -> dict[str, Any]:
-        async with open_app(settings) as studyhall:
+        async with connected(data_dir) as studyhall:
+            settings, redis = studyhall.settings, studyhall.redis
             if retry and not await release(studyhall.store, retry):
                 raise fail(f"no parked request {retry}; `studyhall limits` lists them")
-            look = admission(settings, studyhall.producer.redis)
-            breaker = provider_breaker(settings, studyhall.producer.redis)
-            loads = {queue: await look.load(queue) for queue in studyhall.jobs.queues}
+            look = admission(settings, redis)
+            breaker = provider_breaker(settings, redis)
+            loads = {queue: await look.load(queue) for queue in QUEUES}
             return {
                 "queues": {
                     queue: {"depth": load.depth, **load.states, "oldest_seconds": round(load.oldest(), 1)}
@@ -60,8 +60,8 @@ def limits_command(
     )
     breaker, waits = outcome["provider"], outcome["pending"]
     again = f", next try in {breaker['retry_after']:g} s" if breaker and breaker["retry_after"] else ""
-    out.print(f"AI provider: {breaker['state'] + again if breaker else 'local'}", highlight=False)
+    say(f"AI provider: {breaker['state'] + again if breaker else 'local'}")
     if waits["waiting"]:
-        out.print(f"{waits['waiting']} requests wait in the database, the oldest for {waits['oldest']:g} s")
+        say(f"{waits['waiting']} requests wait in the database, the oldest for {waits['oldest']:g} s")
     for job_id, reason in waits["parked"].items():
-        out.print(f"parked: {job_id}: {reason}", highlight=False, markup=False)
+        say(f"parked: {job_id}: {reason}")

@@ -5,29 +5,26 @@ from typing import Any
 
 import typer
 
-from .app import open_app
-from .maintenance import RULES, Maintenance, clean_up
+from .access import QUEUES, connected
 from .patterns.health.alerts import raised, rule_for
-from .terminal import AsJson, DataDir, err, out, run, settings_for, show_fields, show_json, show_table
+from .terminal import AsJson, DataDir, run, say, settings_for, show_fields, show_json, show_table
+from .watching import RULES, signals
 
 
 def health_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Queues, dead letters and outbox in numbers. Exit code 1 when a limit is passed or an alert stands."""
 
     async def go() -> dict[str, Any]:
-        async with open_app(settings_for(data_dir)) as studyhall:
-            maintenance = Maintenance(
-                studyhall.producer, studyhall.store, studyhall.jobs.queues, studyhall.settings.blob_dir
-            )
-            measured, signals = await maintenance.signals()
+        async with connected(data_dir) as studyhall:
+            measured, values = await signals(studyhall.redis, studyhall.store, QUEUES)
             standing = [asdict(alert) for alert in await raised(studyhall.store)]
         over = {
             name: rule.because
-            for name, value in signals.items()
+            for name, value in values.items()
             if (rule := rule_for(name, RULES)) and value >= rule.raise_at
         }
         fine = not over and not standing
-        return {"healthy": fine, "over_limit": over, "alerts": standing, "signals": signals, **measured.as_dict()}
+        return {"healthy": fine, "over_limit": over, "alerts": standing, "signals": values, **measured.as_dict()}
 
     outcome = run(go())
     if as_json:
@@ -55,22 +52,25 @@ def _print(report: dict[str, Any]) -> None:
         for queue in report["queues"]
     ]
     show_table("Queues", columns, rows, "No queues.")
-    out.print(f"dead letters: {report['dead_letters']}, outbox: {report['signals']['outbox.oldest']:.0f} s behind")
+    say(f"dead letters: {report['dead_letters']}, outbox: {report['signals']['outbox.oldest']:.0f} s behind")
     for name, because in report["over_limit"].items():
-        err.print(f"[red]{name}[/] is over its limit: {because}", soft_wrap=True)
+        say(f" is over its limit: {because}", name, "red", err=True)
     for alert in report["alerts"]:
         if alert["signal"] not in report["over_limit"]:
-            err.print(f"[yellow]{alert['signal']}[/] was over its limit and is not back below it")
+            say(" was over its limit and is not back below it", alert["signal"], "yellow", err=True)
     if report["healthy"]:
-        out.print("[green]healthy[/]")
+        say("", "healthy", "green")
 
 
 def cleanup_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Delete what is past its retention: markers, dead letters, checkpoints, files of deleted documents."""
+    from .database import open_database
+    from .maintenance import clean_up
 
     async def go() -> dict[str, int]:
-        async with open_app(settings_for(data_dir)) as studyhall:
-            return (await clean_up(studyhall.store, studyhall.settings.blob_dir)).numbers()
+        settings = settings_for(data_dir)
+        async with open_database(settings) as store:
+            return (await clean_up(store, settings.blob_dir)).numbers()
 
     done = run(go())
     show_json(done) if as_json else show_fields(done)

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy import select
 
-from .cli_saga import opened
+from .access import opened
 from .orders import service
 from .orders.db import packs
 from .patterns.core.store import begin, read
 from .patterns.outbox import quarantine as outbox_upkeep
 from .patterns.saga import store as saga_store
 from .payment_sandbox import CARDS
-from .terminal import AsJson, DataDir, ago, fail, out, run, show_fields, show_json, show_table
+from .terminal import AsJson, DataDir, ago, fail, run, say, show_fields, show_json, show_table
 
 order = typer.Typer(no_args_is_help=True, help="Orders: buy a study pack, list orders, follow one.")
 outbox = typer.Typer(no_args_is_help=True, help="Events on their way to the bus: how many, how old, what is stuck.")
@@ -66,7 +66,7 @@ def buy(
         show_json(row)
     else:
         why = f": {row['reason']}" if row["reason"] else ""
-        out.print(f"order {row['id']} is {row['status']}{why}", highlight=False, soft_wrap=True)
+        say(f"order {row['id']} is {row['status']}{why}")
     if wait and row["status"] not in ENDED:
         raise fail(f"order {row['id']} did not end within {wait:g} s; is `studyhall event-worker` running?")
 
@@ -221,7 +221,7 @@ def _released(events: list[str], data_dir: DataDir, as_json: bool, *, discard: s
             return await outbox_upkeep.requeue(store, events)
 
     count, verb = run(work()), "replayed" if discard is None else "discarded"
-    show_json({verb: count}) if as_json else out.print(f"{verb} {count} of {len(events)}")
+    show_json({verb: count}) if as_json else say(f"{verb} {count} of {len(events)}")
     if count < len(events):
         raise fail("the others are not in quarantine; see: studyhall outbox quarantine list", answered=True)
 

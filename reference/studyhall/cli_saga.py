@@ -2,32 +2,21 @@
 
 import getpass
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from sqlalchemy.ext.asyncio import AsyncEngine
 
-from .database import open_database
+from .access import opened
 from .patterns.core.redaction import redact
 from .patterns.saga import repair as saga_repair
 from .patterns.saga import store as saga_store
-from .terminal import AsJson, DataDir, ago, fail, out, run, settings_for, show_fields, show_json, show_table
+from .terminal import AsJson, DataDir, ago, fail, run, say, show_fields, show_json, show_table
 
 app = typer.Typer(no_args_is_help=True, help="Sagas: list, look at their timeline, repair the ones that got stuck.")
 
 STATES = ("running", "compensating", "needs_repair", "completed", "compensated")
-
-
-@asynccontextmanager
-async def opened(data_dir: Path | None) -> AsyncIterator[AsyncEngine]:
-    """The database alone: looking at sagas and orders needs neither Redis nor a worker."""
-    async with open_database(settings_for(data_dir)) as store:
-        yield store
 
 
 @app.command("list")
@@ -131,7 +120,7 @@ def repair(
     if as_json:
         show_json(_brief(row))
     else:
-        out.print(f"saga {row.id} is {row.state} again; follow it with: studyhall saga show {row.id}", highlight=False)
+        say(f"saga {row.id} is {row.state} again; follow it with: studyhall saga show {row.id}")
 
 
 def _brief(saga: saga_store.SagaRow) -> dict[str, Any]:

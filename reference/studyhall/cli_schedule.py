@@ -8,7 +8,7 @@ import typer
 from .app import open_app
 from .patterns.producer import JobRequest
 from .schedules import schedules
-from .terminal import AsJson, DataDir, out, run, settings_for, show_json, show_table
+from .terminal import AsJson, DataDir, run, say, settings_for, show_json, show_table
 
 app = typer.Typer(no_args_is_help=True, help="Schedules: list them, or run one now.")
 
@@ -77,4 +77,4 @@ def run_(
             return (await studyhall.producer.enqueue(JobRequest(task.job, task.payload, key=key))).id
 
     job = run(go())
-    show_json({"job": job}) if as_json else out.print(f"queued as {job}", highlight=False)
+    show_json({"job": job}) if as_json else say(f"queued as {job}")

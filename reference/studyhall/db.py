@@ -5,11 +5,14 @@ Every function takes the caller's connection: reads from `store.read`, writes fr
 takes the owner: an id from a queue or an address bar never opens somebody else's document.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter
 from sqlalchemy import (
     CheckConstraint,
     Column,
@@ -29,9 +32,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from .documents import Extracted
 from .patterns.core.store import metadata
-from .providers.results import ConceptGraph, Explanation, Quiz
+
+if TYPE_CHECKING:  # listing documents needs neither pydantic's models nor the parsers of files
+    from pydantic import TypeAdapter
+
+    from .documents import Extracted
+    from .providers.results import ConceptGraph, Explanation, Quiz
 
 documents = Table(
     "documents",
@@ -80,7 +87,6 @@ reminders = Table(
     Column("reminded_at", Float, primary_key=True),
 )
 
-_EXPLANATIONS = TypeAdapter(list[Explanation])
 _SUMMARY = [column for column in documents.c if column.name != "text"]
 
 
@@ -188,6 +194,8 @@ async def save_graph(tx: AsyncConnection, document_id: str, provider: str, made:
 
 async def graph(connection: AsyncConnection, document_id: str, owner: str) -> ConceptGraph | None:
     data = await _data(connection, graphs, document_id, owner)
+    from .providers.results import ConceptGraph
+
     return None if data is None else ConceptGraph.model_validate_json(data)
 
 
@@ -197,16 +205,27 @@ async def save_quiz(tx: AsyncConnection, document_id: str, provider: str, made: 
 
 async def quiz(connection: AsyncConnection, document_id: str, owner: str) -> Quiz | None:
     data = await _data(connection, quizzes, document_id, owner)
+    from .providers.results import Quiz
+
     return None if data is None else Quiz.model_validate_json(data)
 
 
 async def save_explanations(tx: AsyncConnection, document_id: str, provider: str, made: Sequence[Explanation]) -> None:
-    await _replace(tx, explanation_sets, document_id, provider, _EXPLANATIONS.dump_json(list(made)).decode())
+    await _replace(tx, explanation_sets, document_id, provider, _explanations().dump_json(list(made)).decode())
 
 
 async def explanations(connection: AsyncConnection, document_id: str, owner: str) -> list[Explanation] | None:
     data = await _data(connection, explanation_sets, document_id, owner)
-    return None if data is None else _EXPLANATIONS.validate_json(data)
+    return None if data is None else _explanations().validate_json(data)
+
+
+@cache
+def _explanations() -> TypeAdapter[list[Explanation]]:
+    from pydantic import TypeAdapter
+
+    from .providers.results import Explanation
+
+    return TypeAdapter(list[Explanation])
 
 
 async def unfinished_documents(connection: AsyncConnection, *, after: str, limit: int) -> list[Document]:

@@ -29,8 +29,9 @@ from .patterns import dead_letter, idempotency
 from .patterns.core.store import read
 from .patterns.engine import RedisServer
 from .settings import Settings
-from .submissions import StageState, replace_file, states, submit
-from .terminal import out, run, settings_for
+from .stages import StageState
+from .submissions import replace_file, states, submit
+from .terminal import run, settings_for
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 OWNER = "demo"
@@ -73,7 +74,7 @@ def demo_command(
     keep: Annotated[bool, typer.Option("--keep", help="Leave everything running at the end, until Ctrl-C.")] = False,
 ) -> None:
     """A guided tour: documents flow, a worker is killed in the middle, a poison document is replayed."""
-    raise typer.Exit(run(tour(settings_for(None), keep=keep, console=out)))
+    raise typer.Exit(run(tour(settings_for(None), keep=keep, console=Console())))
 
 
 async def tour(settings: Settings, *, keep: bool, console: Console) -> int:

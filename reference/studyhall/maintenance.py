@@ -11,46 +11,26 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from . import db
 from .jobs import STAGES, study_flow
-from .patterns import checkpoint, dead_letter, health, idempotency
+from .patterns import checkpoint, dead_letter, idempotency
 from .patterns.claim_check import Blobs, SweptBlobs
 from .patterns.core.store import read
-from .patterns.dead_letter import counts, dead_letters
+from .patterns.dead_letter import dead_letters
 from .patterns.deferred_reply import DeferredReplies
 from .patterns.degraded.pending import pending_jobs
-from .patterns.health.alerts import Alert, Rule, evaluate
+from .patterns.health.alerts import Alert, evaluate
 from .patterns.health.senders import Sender, sender, to_all
 from .patterns.job_ids import job_id
-from .patterns.outbox.quarantine import lag
 from .patterns.producer import Producer
 from .patterns.reconciliation import Expected, Reconciled, reconcile
 from .patterns.retention import DEFAULT, Retention
 from .patterns.saga import store as saga_store
+from .watching import RULES, signals
 
 log = logging.getLogger("studyhall.maintenance")
 SAGAS_KEPT = 60 * 24 * 3600.0  # seconds after its end; as long as the markers of jobs
 CHAT_KEPT = 24 * 3600.0  # seconds after the end of its token for which a chat command is remembered
 GRACE = 120.0  # seconds that an upload may be on its way into the queue
 LAST = STAGES[-1]
-
-RULES = (
-    Rule("*.oldest", raise_at=300, clear_at=60, because="jobs wait too long: add workers, or look for one that hangs"),
-    Rule("*.unattended", raise_at=1, clear_at=0.5, because="jobs are there and no worker is: start `studyhall worker`"),
-    Rule("*.backlog", raise_at=10_000, clear_at=5_000, because="more comes in than is done"),
-    Rule("*.failure_rate", raise_at=0.2, clear_at=0.05, because="every fifth job fails: see studyhall dlq list"),
-    Rule("dead_letters", raise_at=100, clear_at=20, because="failed jobs wait for a person: see studyhall dlq list"),
-    Rule(
-        "redis.memory",
-        raise_at=0.8,
-        clear_at=0.7,
-        because="Redis is nearly full, and then takes no job: give it memory, or find what fills it",
-    ),
-    Rule(
-        "outbox.oldest",
-        raise_at=60,
-        clear_at=10,
-        because="events are not published: does `studyhall event-worker` run?",
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +85,9 @@ class Maintenance:
     async def clean_up(self) -> Cleaned:
         return await clean_up(self.store, self.blob_dir)
 
-    async def signals(self) -> tuple[health.Health, dict[str, float]]:
-        """What is measured: the queues in detail, and every number that a rule may look at."""
-        measured = await health.measure(
-            self.producer.redis, self.queues, dead_letters=counts(self.store), prefix=self.producer.prefix
-        )
-        return measured, {**measured.signals(), "outbox.oldest": (await lag(self.store)).oldest}
-
     async def evaluate_health(self) -> list[Alert]:
-        _, signals = await self.signals()
-        return await evaluate(self.store, signals, RULES, to_all(_send, self.tell) if self.tell else _send)
+        _, measured = await signals(self.producer.redis, self.store, self.queues, prefix=self.producer.prefix)
+        return await evaluate(self.store, measured, RULES, to_all(_send, self.tell) if self.tell else _send)
 
     async def reconcile_documents(self, *, grace: float = GRACE) -> Reconciled:
         """The database says which documents are unfinished; one whose flow is in no queue is enqueued again.

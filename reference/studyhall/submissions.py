@@ -1,19 +1,16 @@
 """Uploading a document: the file, its row and its flow of jobs."""
 
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 
 from . import db
 from .app import App
 from .documents import TooLarge
-from .jobs import STAGES, study_flow
+from .jobs import study_flow
 from .jobs.reference import UnknownDocument
 from .patterns.claim_check import Blobs
-from .patterns.core.job import cancelled
 from .patterns.core.store import begin
-from .patterns.dead_letter import archive
-from .patterns.job_ids import job_id
+from .stages import StageState, stage_states
 
 
 async def submit(
@@ -57,33 +54,6 @@ async def replace_file(app: App, document_id: str, path: Path, owner: str = "you
         raise UnknownDocument(str(UnknownDocument.__doc__))
 
 
-@dataclass(frozen=True, slots=True)
-class StageState:
-    """Where one stage of a document's flow is."""
-
-    name: str
-    state: str
-    percent: float
-    message: str
-
-
 async def states(app: App, document_id: str) -> list[StageState]:
     """The stages of one document, in order."""
-    return [await _state(app, name, document_id) for name in STAGES]
-
-
-async def _state(app: App, name: str, document_id: str) -> StageState:
-    queue = app.producer.queue(app.jobs[name].queue)
-    ident = job_id(name, document_id)
-    # The state first: a job that ends in between is shown as running, never as completed without its result.
-    state = str(await queue.getJobState(ident))
-    job = await queue.getJob(ident)
-    if job is None:
-        dead = archive.dead_letters.c
-        letters = await archive.find(app.store, (dead.job_id == ident) & dead.replayed_at.is_(None), limit=1)
-        return StageState(name, "failed", 0.0, letters[0].reason) if letters else StageState(name, "gone", 0.0, "")
-    if (why := cancelled(job.returnvalue)) is not None:
-        return StageState(name, "cancelled", 0.0, why)
-    progress = job.progress if isinstance(job.progress, dict) else {}
-    percent = 100.0 if state == "completed" else float(progress.get("percent", 0.0))
-    return StageState(name, state, percent, str(job.failedReason if state == "failed" else progress.get("message", "")))
+    return await stage_states(app.producer.queue, app.store, document_id)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -10,9 +11,6 @@ from textwrap import TextWrapper
 from typing import Annotated, Any, TypeVar
 
 import typer
-import uvloop
-from rich.console import Console
-from rich.markup import escape
 
 from .patterns.core.errors import clean_text
 from .patterns.observability import configure_logging
@@ -26,12 +24,21 @@ DataDir = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
-out = Console()
-err = Console(stderr=True)
+STYLES = {"bold": 1, "dim": 2, "italic": 3, "red": 31, "green": 32, "yellow": 33}
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
+    import uvloop
+
     return uvloop.run(work)
+
+
+def say(text: str, lead: str = "", style: str = "bold", *, err: bool = False) -> None:
+    """A line of text; `lead` stands before it, in this style if a terminal shows it."""
+    stream = sys.stderr if err else sys.stdout
+    if lead and stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+        lead = f"\x1b[{STYLES[style]}m{lead}\x1b[0m"
+    print(lead + text, file=stream, flush=True)
 
 
 def settings_for(data_dir: Path | None, *, quiet: bool = True, **options: object) -> Settings:
@@ -54,7 +61,7 @@ def fail(message: str, code: int = 1, *, answered: bool = False) -> typer.Exit:
     if "--json" in sys.argv and not answered:
         show_json({"error": message})
         return typer.Exit(code)
-    err.print(f"[red]error:[/] {_shown(message)}", highlight=False, soft_wrap=True)
+    say(f" {clean_text(message, limit=100_000)}", "error:", "red", err=True)
     return typer.Exit(code)
 
 
@@ -67,23 +74,24 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
     rest below their row: no line is too long, and ids stay whole, to be copied."""
     cells = [[clean_text(str(value), limit=100_000) for value in row] for row in rows]
     if not cells:
-        out.print(f"[dim]{escape(empty)}[/]")
+        say("", empty, "dim")
         return
     sizes = [max(map(len, values)) for values in zip(columns, *cells, strict=True)]
-    inline, room = list[int](), out.width + 2
+    inline, room = list[int](), _width() + 2
     for number, size in enumerate(sizes):
         if size + 2 <= room:
             inline, room = [*inline, number], room - size - 2
 
     def line(values: Sequence[str]) -> str:
-        return escape("  ".join(f"{values[number]:<{sizes[number]}}" for number in inline).rstrip())
+        return "  ".join(f"{values[number]:<{sizes[number]}}" for number in inline).rstrip()
 
-    _say(f"[italic]{escape(title)}[/]\n[bold]{line(columns)}[/]")
+    say("", title, "italic")
+    say("", line(columns))
     for row in cells:
-        _say(line(row))
+        say(line(row))
         for number, value in enumerate(row):
             if number not in inline and value:
-                _say(_folded(f"{columns[number]}: {value}".removeprefix(": "), "    ", "      "))
+                say(_folded(f"{columns[number]}: {value}".removeprefix(": "), "    ", "      "))
 
 
 def show_fields(fields: Mapping[str, object]) -> None:
@@ -91,22 +99,17 @@ def show_fields(fields: Mapping[str, object]) -> None:
     for name, value in fields.items():
         for number, line in enumerate(clean_text(str(value), limit=100_000).splitlines() or [""]):
             folded = _folded(line, (width + 2) * " ", (width + 2) * " ")[width + 2 :]
-            _say(f"[bold]{'' if number else name:<{width}}[/]  {folded}")
-
-
-def _say(text: str) -> None:
-    out.print(text, highlight=False, soft_wrap=True)
+            say(f"  {folded}", f"{'' if number else name:<{width}}")
 
 
 def _folded(text: str, first: str, rest: str) -> str:
     """Wrapped to the terminal's width, with no word broken."""
-    fold = TextWrapper(out.width, first, rest, break_long_words=False, break_on_hyphens=False)
-    return escape(fold.fill(text) or first)
+    fold = TextWrapper(_width(), first, rest, break_long_words=False, break_on_hyphens=False)
+    return fold.fill(text) or first
 
 
-def _shown(value: object) -> str:
-    """For a terminal: no markup, no control characters."""
-    return escape(clean_text(str(value), limit=100_000))
+def _width() -> int:
+    return shutil.get_terminal_size((80, 24)).columns
 
 
 def ago(then: float) -> str:

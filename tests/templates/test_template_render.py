@@ -54,6 +54,13 @@ def test_a_project_is_made_in_two_seconds(installed, tmp_path):
     assert time.process_time() - began < 2
 
 
+@pytest.mark.parametrize("kind", ["background-jobs", "async-flow", "event-driven"])
+def test_a_command_for_operators_loads_no_web_framework(render, run, kind):
+    project = render("shop", kind=kind)
+    code = "import sys, shop.commands; print(*{'fastapi', 'starlette', 'uvicorn'} & {*sys.modules})"
+    assert run("python", "-c", code, cwd=project / "src").stdout.split() == []
+
+
 # Of the pattern modules a project is made with: patterns (a file or a package each, `core` is one), files and lines
 # with the `__init__.py` of the packages, lines of code without comments, docstrings and blank lines. Ceilings: a module
 # that grows or comes to import another one is noticed here. Lower them when you can. Worker, pipeline, producer, typed

@@ -5,10 +5,15 @@ import asyncio
 import ctypes
 import gc
 import os
+import sys
 
 import contest
 import uvloop
 from sqlalchemy import text
+
+# As studyhall/cli.py does: redis-py would import them, and uses them in annotations alone.
+# ruff: noqa: E402
+sys.modules.setdefault("opentelemetry.sdk.metrics", None)  # type: ignore[arg-type]
 
 from studyhall.patterns.backpressure import max_age
 from studyhall.patterns.bullmq_worker import ReliableWorker

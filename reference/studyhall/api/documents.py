@@ -22,7 +22,8 @@ from studyhall.patterns.job_ids import job_id
 from studyhall.patterns.producer import JobRef
 from studyhall.patterns.wait_for_result import JobFailed, JobUnknown, StillRunning
 from studyhall.providers.results import ConceptGraph, Explanation, Quiz
-from studyhall.submissions import StageState, states, submit
+from studyhall.stages import StageState
+from studyhall.submissions import states, submit
 
 from .state import Api, ApiState, Caller, RequestKey
 

@@ -1,5 +1,6 @@
 """The job types of StudyHall: what runs where, how often it is tried and how long it may take."""
 
+from studyhall import stages
 from studyhall.patterns.core.job import Deadline
 from studyhall.patterns.flow import OnFailure, chain
 from studyhall.patterns.producer import JobRequest
@@ -77,7 +78,7 @@ def job_types() -> JobTypes:
     return jobs
 
 
-STAGES = ("document-processing", "graph-generation", "quiz-creation", "connection-explanations")
+STAGES = tuple(stages.STAGES)
 
 
 def study_flow(document_id: str, owner: str) -> JobRequest:

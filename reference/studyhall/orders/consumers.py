@@ -5,6 +5,7 @@ import time
 from sqlalchemy import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from studyhall.orders import GROUP_NAMES
 from studyhall.orders.db import analytics, feed_entries, notifications, payouts
 from studyhall.orders.events import OrderCancelled, OrderConfirmed, types
 from studyhall.patterns.core.event import Event
@@ -48,7 +49,7 @@ async def tell_feed(tx: AsyncConnection, event: Event) -> None:
         await tx.execute(insert(feed_entries).values(order_id=order.order_id, text=text, at=time.time()))
 
 
-GROUPS: dict[str, Effect] = {"notifications": notify, "payouts": pay_author, "analytics": count_sale, "feed": tell_feed}
+GROUPS: dict[str, Effect] = dict(zip(GROUP_NAMES, (notify, pay_author, count_sale, tell_feed), strict=True))
 
 
 def inbox_name(group: str) -> str:

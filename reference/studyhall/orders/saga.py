@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -15,7 +15,9 @@ from studyhall.patterns.saga import DbStep, Saga, SagaStep, StepContext
 
 from .db import orders, packs, seat_reservations
 from .events import SOURCE, OrderCancelled, OrderConfirmed, types
-from .payments import Payments
+
+if TYPE_CHECKING:
+    from .payments import Payments
 
 SAGA = "buy-study-pack"
 # A minute without the provider cancels no order.
@@ -28,7 +30,7 @@ class SoldOut(Permanent):
 
 
 def buy_pack(
-    payments: Payments | None = None,
+    payments: "Payments | None" = None,
     *,
     deadline: float = 15.0,
     charge: RetryPolicy = CHARGE,
@@ -101,11 +103,11 @@ async def confirm(ctx: StepContext, tx: AsyncConnection) -> None:
 
 
 class _Money:
-    def __init__(self, payments: Payments | None) -> None:
+    def __init__(self, payments: "Payments | None") -> None:
         self._given = payments
 
     @property
-    def _payments(self) -> Payments:
+    def _payments(self) -> "Payments":
         if self._given is None:
             raise RuntimeError("this process only takes orders: drive sagas with buy_pack(Payments(url))")
         return self._given

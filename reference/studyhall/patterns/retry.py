@@ -52,7 +52,6 @@ OUTAGE_CAP = 60.0  # longest delay of a job that met an outage, so how long afte
 NEVER = 1_000_000_000  # more attempts than ever happen; a number, because BullMQ stores it as one
 _system_random = random.Random()
 
-
 DEFAULT = RetryPolicy()
 DOCUMENTS = RetryPolicy(base=1, cap=30, attempts=5)  # local work: come back soon
 AI = RetryPolicy(base=5, cap=300, attempts=3)  # a call costs money, and a provider's incident lasts minutes

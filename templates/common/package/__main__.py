@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -40,8 +41,12 @@ def main() -> int:
     )
     parser.add_argument("--with-parent", type=int, help=argparse.SUPPRESS)  # end when this process does
     if sys.argv[1:2] and sys.argv[1] in COMMANDS:
+        # redis-py imports them for a name in its annotations, and that takes longer than redis-py itself.
+        sys.modules.setdefault("opentelemetry.sdk.metrics", None)  # type: ignore[arg-type]
+        gc.disable()  # looking for garbage takes a tenth of the imports' time
         from .commands import main as command
 
+        gc.enable()
         return command(sys.argv[1:])
     given = parser.parse_args()
     process = given.process

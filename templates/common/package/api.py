@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
@@ -15,18 +14,16 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 {@% endif %@}
 from pydantic import BaseModel
-from sqlalchemy import select
 
 from .app import App, open_app
-from .db import {@ job_name @}_results as results
 from .edge import caller, console_at, guard
 from .jobs import {@ job_class @}
+from .lookup import JOB, State, look
 {@% if kind == 'async-flow' %@}
 from .patterns.core.errors import QueueUnavailable
 {@% endif %@}
 from .patterns.core.request import JobRequest
-from .patterns.core.store import ping, read
-from .patterns.dead_letter import dead_letters
+from .patterns.core.store import ping
 from .patterns.health import problems
 from .patterns.health.exposition import MEDIA_TYPE, exposition
 from .patterns.idempotency import Inbox, fingerprint
@@ -36,12 +33,9 @@ from .patterns.progress_stream import ProgressStream
 from .settings import Settings
 from .upkeep import measured, receivers, watching
 
-__all__ = ["create_api", "look"]
-
-JOB = "{@ job @}"
-IDENT = re.compile(r"[0-9a-f]{32}")
-STATES = {"active": "running", "completed": "completed", "failed": "failed"}
+__all__ = ["create_api"]
 {@% if kind == 'async-flow' %@}
+
 ENDED = {"completed", "failed"}
 QUIET = 2.0  # seconds without news until a watched job is looked at anyway
 {@% endif %@}
@@ -49,17 +43,6 @@ QUIET = 2.0  # seconds without news until a watched job is looked at anyway
 
 class Accepted(BaseModel):
     id: str
-
-
-class State(BaseModel):
-    """`waiting`, `running`, `completed`, or `failed`: for good, as a dead letter."""
-
-    id: str
-    state: str
-{@% if kind == 'async-flow' %@}
-    percent: float = 0.0
-    message: str = ""
-{@% endif %@}
 
 
 def _opened(request: Request) -> App:
@@ -132,35 +115,7 @@ async def job_state(ident: str, app: Opened) -> State:
     return state
 
 
-async def look(app: App, ident: str) -> State | None:
-    if not IDENT.fullmatch(ident):
-        return None
-    # The database first: Redis forgets finished jobs after a while, and failed ones move to the dead letters.
-    ref = app.producer.ref(JobRequest(JOB, {}, key=ident))
-    done = select(results.c.key).where(results.c.key == ident)
-    waiting = dead_letters.c.replayed_at.is_(None)
-    dead = select(dead_letters.c.id).where(dead_letters.c.job_id == ref.id, waiting)
-    async with read(app.store) as connection:
-        if (await connection.execute(done)).first():
-            return State(id=ident, state="completed"{@ ', percent=100.0' if kind == 'async-flow' @})
-        if (await connection.execute(dead)).first():
-            return State(id=ident, state="failed")
-    queue = app.producer.queue(ref.queue)
-    async with app.producer.bounded():
-        job = await queue.getJob(ref.id)
-        if job is None:
-            return None
-        state = str(await queue.getJobState(ref.id))
 {@% if kind == 'async-flow' %@}
-    progress = job.progress if isinstance(job.progress, dict) else {}
-    return State(
-        id=ident,
-        state=STATES.get(state, "waiting"),  # BullMQ has several words for waiting
-        percent=progress.get("percent", 0.0),
-        message=progress.get("message", ""),
-    )
-
-
 async def job_events(ident: str, app: Opened, request: Request) -> AsyncIterator[ServerSentEvent]:
     """Progress as server-sent events until the job ends. A client may reconnect to any instance."""
     news: ProgressStream = request.app.state.news
@@ -182,11 +137,9 @@ async def job_events(ident: str, app: Opened, request: Request) -> AsyncIterator
         if state != last:
             last = state
             yield ServerSentEvent(event=last.state, data=last.model_dump())
-{@% else %@}
-    return State(id=ident, state=STATES.get(state, "waiting"))  # BullMQ has several words for waiting
+
+
 {@% endif %@}
-
-
 async def alive() -> dict[str, str]:
     """The process answers. Nothing else is checked: a restart would not bring Redis back."""
     return {"status": "ok"}

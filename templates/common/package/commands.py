@@ -21,7 +21,6 @@ from dataclasses import {@ 'asdict, ' if not jobs @}dataclass
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
-from .api import look
 from .app import App, open_app
 {@% if not jobs %@}
 from .bus import open_bus
@@ -30,6 +29,7 @@ from .consumers import GROUPS
 {@% if scheduled %@}
 from .jobs import schedules
 {@% endif %@}
+from .lookup import look
 {@% if jobs %@}
 from .patterns import dead_letter
 {@% endif %@}

@@ -13,6 +13,7 @@ import logging
 {@% if jobs %@}
 import time
 {@% endif %@}
+from typing import TYPE_CHECKING
 
 {@% if not jobs %@}
 from redis.exceptions import RedisError
@@ -31,12 +32,14 @@ from .patterns.core.errors import QueueUnavailable
 from .patterns.core.job import DAY
 from .patterns.health.alerts import Alert, Rule, evaluate
 from .patterns.health.exposition import Sample{@ ', queue_samples' if jobs @}
-from .patterns.health.senders import Sender, sender, to_all
 {@% if not jobs %@}
 from .patterns.outbox import quarantine as outbox
 from .patterns.saga import store as sagas
 {@% endif %@}
 from .settings import PREFIX, Settings, SettingsError
+
+if TYPE_CHECKING:  # a command sends no alert
+    from .patterns.health.senders import Sender
 
 __all__ = ["RULES", "clean_up", "measured", "receivers", "upkeep", "watching"]
 
@@ -157,6 +160,8 @@ async def measured(app: App) -> tuple[list[Sample], dict[str, float]]:
 def receivers(settings: Settings) -> Sender:
     """Who is told, besides the log. An error tracker is one more argument of `to_all`, like Sentry's, which
     `sentry_sdk.init(dsn=…)` has prepared: `tracker(lambda text: sentry_sdk.capture_message(text, "error"))`."""
+    from .patterns.health.senders import sender, to_all
+
     named = [url.strip() for url in (settings.alert_urls or "").split(",") if url.strip()]
     try:
         return to_all(_note, *map(sender, named))

@@ -17,7 +17,7 @@ import pytest
 from harness.ports import free_port
 from harness.processes import ROOT
 from harness.waiting import until_sync
-from studyhall import cli, cli_documents, terminal
+from studyhall import cli, cli_documents
 from studyhall.app import open_app
 from studyhall.patterns.core.connections import producer_client
 from studyhall.settings import load
@@ -44,8 +44,7 @@ def studyhall(redis_url, tmp_path, monkeypatch, capsys):
     for name in ("DATABASE_URL", "STUDYHALL_DATA_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("REDIS_URL", redis_url)
-    for console in (terminal.out, terminal.err):
-        monkeypatch.setattr(console, "_width", 200)  # not COLUMNS: xdist had it when the console was made
+    monkeypatch.setenv("COLUMNS", "200")
 
     def run(*args, data_dir=True):
         where = ["--data-dir", str(tmp_path / "data")] if data_dir else []
@@ -208,8 +207,7 @@ def test_errors_are_json_where_json_was_asked_for(studyhall, args, code):
 
 
 def test_tables_fit_80_columns_and_leave_ids_whole(studyhall, monkeypatch):
-    for console in (terminal.out, terminal.err):
-        monkeypatch.setattr(console, "_width", 80)
+    monkeypatch.setenv("COLUMNS", "80")
     [ident] = studyhall("submit", SAMPLES / "water-cycle.md", "--json").json.values()
     order = studyhall("order", "buy", "biology-101", "--json").json["id"]
     for args, whole in (

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from harness.ports import free_port
 from harness.waiting import until
-from studyhall import cli_events, cli_orders, cli_saga, terminal
+from studyhall import cli_events, cli_orders, cli_saga
 from studyhall.bus import open_bus
 from studyhall.orders.consumers import GROUPS, inbox_name
 from studyhall.orders.db import feed_entries
@@ -235,7 +235,7 @@ def test_what_cannot_be_read_is_seen_with_its_reason_and_delivered_after_the_fix
     assert "newer than v1" in rows["newer"]["reason"]
     assert "pack_title: Field required" in rows["short"]["reason"]
     assert all(row["tries"] == 1 for row in rows.values()), "asking again would not have helped"
-    monkeypatch.setattr(terminal.out, "_width", 200)  # not COLUMNS: xdist had it when the console was made
+    monkeypatch.setenv("COLUMNS", "200")
     assert "newer than v1" in studyhall("events", "quarantine")
     status = {row["group"]: row for row in studyhall("events", "status", "--json")}
     assert status["feed"] == {"group": "feed", "waiting": 0, "quarantined": 3}

@@ -9,14 +9,23 @@ import pytest
 import typer
 
 from studyhall import cli
+from studyhall.access import QUEUES
+from studyhall.jobs import job_types
+from studyhall.stages import STAGES
 
 # Each costs a quarter of a second or more.
 HEAVY = {"sqlalchemy", "opentelemetry", "prometheus_client", "fastapi", "bullmq", "redis", "pydantic", "httpx2"}
-SHOWN = "import json, sys; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+# None stands for a module that must not be imported.
+SHOWN = "import json, sys; print(json.dumps([name for name, module in sys.modules.items() if module is not None]))"
 
 
 def loaded_by(code):
     """Top-level packages in a fresh interpreter after this code."""
+    return {name.partition(".")[0] for name in modules_of(code)}
+
+
+def modules_of(code):
+    """All modules in a fresh interpreter after this code."""
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\n{SHOWN}"], capture_output=True, text=True, check=True, timeout=60
     )
@@ -53,6 +62,46 @@ def test_help_and_version_load_no_heavy_library(option):
 def test_help_costs_less_than_importing_bullmq_and_typer():
     """It took four times as much before: every command's module was imported to list their names."""
     assert processor_seconds(CALLED.format('"--help"')) < processor_seconds("import bullmq, typer")
+
+
+NEEDLESS = {"rich", "prometheus_client", "fastapi", "httpx2", "bullmq", "opentelemetry"}
+
+
+@pytest.mark.parametrize(
+    ("name", "needless"),
+    {
+        "saga": NEEDLESS | {"redis"},
+        "order": NEEDLESS | {"redis"},
+        "outbox": NEEDLESS | {"redis"},
+        "dlq": NEEDLESS | {"redis"},
+        "status": NEEDLESS | {"redis"},
+        # redis-py loads OpenTelemetry's interface, not the SDK
+        "events": (NEEDLESS | {"sqlalchemy"}) - {"opentelemetry"},
+        "health": NEEDLESS - {"opentelemetry"},
+        "limits": NEEDLESS - {"opentelemetry"},
+        "schedule": {"rich", "prometheus_client", "fastapi", "httpx2"},
+    }.items(),
+)
+def test_a_command_loads_no_library_that_it_does_not_use(name, needless):
+    assert not loaded_by(f"from studyhall import cli; cli.command({name!r})") & needless
+
+
+def test_no_command_loads_the_metrics_of_opentelemetry_for_redis():
+    code = "from studyhall import cli; cli.command('health'); import redis, sys"
+    assert "opentelemetry.sdk.metrics._internal" not in modules_of(code)
+
+
+def test_looking_at_sagas_costs_little_more_than_its_libraries(tmp_path):
+    """It cost three times as much."""
+    libraries = processor_seconds("import sqlalchemy.ext.asyncio, pydantic, typer, uvloop; pydantic.BaseModel")
+    listed = CALLED.format(f'"saga", "list", "--data-dir", {str(tmp_path)!r}')
+    processor_seconds(listed)  # makes the tables
+    assert processor_seconds(listed) < 1.7 * libraries
+
+
+def test_the_queues_known_to_commands_are_those_of_the_job_types():
+    assert list(QUEUES) == sorted(job_types().queues)
+    assert {name: job_types()[name].queue for name in STAGES} == STAGES
 
 
 def test_a_script_that_only_enqueues_loads_what_bullmq_loads():

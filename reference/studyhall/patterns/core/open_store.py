@@ -111,9 +111,9 @@ async def create_all(store: AsyncEngine) -> None:
 def _create_missing(tx: Connection) -> None:
     metadata.create_all(tx)
     # It skips existing tables, and with them what a newer version of a pattern needs.
-    known = inspect(tx)
-    columns = {(table, column["name"]) for (_, table), each in known.get_multi_columns().items() for column in each}
-    indexes = {(table, index["name"]) for (_, table), each in known.get_multi_indexes().items() for index in each}
+    known, ours = inspect(tx), list(metadata.tables)  # each table is some statements: look at no others
+    columns = {(name, part["name"]) for (_, name), some in known.get_multi_columns(None, ours).items() for part in some}
+    indexes = {(name, part["name"]) for (_, name), some in known.get_multi_indexes(None, ours).items() for part in some}
     for table in metadata.sorted_tables:
         for column in table.columns:
             if (table.name, column.name) not in columns:

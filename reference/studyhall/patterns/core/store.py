@@ -22,11 +22,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, MetaData, Table, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -214,6 +214,6 @@ def is_postgres(store: AsyncEngine | AsyncConnection) -> bool:
     return store.dialect.name == "postgresql"
 
 
-def insert(tx: AsyncEngine | AsyncConnection, table: Table) -> postgresql.Insert | sqlite.Insert:
-    """An INSERT with ON CONFLICT; SQLAlchemy has one for each database."""
-    return postgresql.insert(table) if is_postgres(tx) else sqlite.insert(table)
+def insert(tx: AsyncEngine | AsyncConnection, table: Table) -> Any:
+    """An INSERT with ON CONFLICT; SQLAlchemy has one for each database, and only the one in use is loaded."""
+    return import_module(f"sqlalchemy.dialects.{tx.dialect.name}").insert(table)

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Sequence
 
-from ..core.connections import producer_client
 from ..core.failures import JobError
 from ..core.open_store import close, open_store
 from .archive import list_dead_letters
@@ -44,6 +43,8 @@ async def _run(options: argparse.Namespace) -> int:
                 at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(letter.failed_at))
                 print(f"{letter.id}  {at}  {letter.queue}/{letter.job_id}  {letter.reason}")
             return 0
+        from ..core.connections import producer_client  # a list needs no Redis
+
         redis = producer_client(os.environ["REDIS_URL"])
         try:
             for ident in options.ids:

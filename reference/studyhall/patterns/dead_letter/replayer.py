@@ -17,17 +17,17 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bullmq import Queue
-from redis.asyncio import Redis
-from redis.exceptions import WatchError
 from sqlalchemy import and_, or_, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ..core.errors import JobError, Permanent, ResourceBusy
 from ..core.store import begin
 from .archive import DeadLetter, dead_letters, find, parsed, show
+
+if TYPE_CHECKING:  # reading the archive needs neither of them
+    from redis.asyncio import Redis
 
 __all__ = [
     "AlreadyReplayed",
@@ -75,7 +75,7 @@ class Replayed:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-async def replay(store: AsyncEngine, redis: Redis, dead_letter_id: str, *, prefix: str = "bull") -> DeadLetter:
+async def replay(store: AsyncEngine, redis: "Redis", dead_letter_id: str, *, prefix: str = "bull") -> DeadLetter:
     """Put the job of this dead letter back into its queue."""
     dead_letter = (await show(store, dead_letter_id))[0]
     if not dead_letter.name or not isinstance(parsed(dead_letter.snapshot["fields"].get("opts")), dict):
@@ -97,7 +97,7 @@ async def replay(store: AsyncEngine, redis: Redis, dead_letter_id: str, *, prefi
 
 async def replay_many(
     store: AsyncEngine,
-    redis: Redis,
+    redis: "Redis",
     *,
     queue: str | None = None,
     name: str | None = None,
@@ -140,8 +140,11 @@ async def _mark(store: AsyncEngine, dead_letter: DeadLetter, **values: Any) -> N
         await tx.execute(update(dead_letters).where(_t.id == dead_letter.id).values(**values))
 
 
-async def _restore(redis: Redis, dead_letter: DeadLetter, prefix: str, *, waits_for: Sequence[str] = ()) -> None:
+async def _restore(redis: "Redis", dead_letter: DeadLetter, prefix: str, *, waits_for: Sequence[str] = ()) -> None:
     """Write the job as it was and let it wait for a worker, or for `waits_for`. All of it or nothing."""
+    from bullmq import Queue
+    from redis.exceptions import WatchError
+
     queue = Queue(dead_letter.queue, {"connection": redis, "prefix": prefix})
     keys, key = queue.keys, queue.toKey(dead_letter.job_id)
     fields = {k: v for k, v in dead_letter.snapshot["fields"].items() if k not in _RUN_FIELDS}
@@ -176,7 +179,7 @@ async def _restore(redis: Redis, dead_letter: DeadLetter, prefix: str, *, waits_
             raise ReplayRunning(f"{dead_letter.id}: {ReplayRunning.__doc__}") from None
 
 
-async def _restore_parent(store: AsyncEngine, redis: Redis, dead_letter: DeadLetter, prefix: str) -> None:
+async def _restore_parent(store: AsyncEngine, redis: "Redis", dead_letter: DeadLetter, prefix: str) -> None:
     """A failed child took its parent along: let the parent wait for it again, and so on up."""
     parent = parsed(dead_letter.snapshot["fields"].get("parent"))
     if not isinstance(parent, dict):

@@ -25,16 +25,17 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from redis.asyncio import Redis
-from redis.client import NEVER_DECODE
 from sqlalchemy import and_, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ..core.failures import clean_text
 from ..core.store import begin, insert
 from .archive import DeadLetter, dead_letter_of, dead_letters, parsed
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
 
 __all__ = ["Swept", "sweep"]
 
@@ -46,7 +47,7 @@ ALERTS_AT_ONCE = 20
 ALERT_WINDOW = 24 * 3600.0  # switching alerts on must not send those of last year
 MOST = 2**31 - 1  # what the column takes
 # The clients decode every answer, and one id in the page that is not UTF-8 would keep all others from the archive.
-RAW: dict[str, Any] = {NEVER_DECODE: True}
+RAW: dict[str, Any] = {"NEVER_DECODE": True}  # redis.client.NEVER_DECODE
 STALLED = "job stalled more than allowable limit"  # BullMQ's words
 
 Notify = Callable[[DeadLetter], Awaitable[object]]
@@ -62,7 +63,7 @@ class Swept:
 
 
 async def sweep(
-    queue_names: Iterable[str], redis: Redis, store: AsyncEngine, alert: Notify | None = None, *, prefix: str = "bull"
+    queue_names: Iterable[str], redis: "Redis", store: AsyncEngine, alert: Notify | None = None, *, prefix: str = "bull"
 ) -> Swept:
     """Archive what failed. Run it every few seconds, in as many processes as you like."""
     archived = 0

@@ -11,14 +11,15 @@ When it does NOT hold: a message that timed out may have arrived. Editing again 
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
-
-import httpx2
 
 from ..core.errors import Permanent, RateLimited, Transient
 from ..core.job import DAY
 from .replies import DISCORD, TokenEnded, TokenUnknown
+
+if TYPE_CHECKING:
+    import httpx2
 
 __all__ = ["InteractionWebhook", "TokenEnded"]
 
@@ -32,6 +33,8 @@ class InteractionWebhook:
 
     def __init__(self, base_url: str, *, timeout: float = 10.0, fields: Mapping[str, Any] = DISCORD) -> None:
         """`fields` go into every message beside its `content`: {} for platforms other than Discord."""
+        import httpx2  # only processes that answer need it
+
         self._base, self._fields = base_url.rstrip("/"), fields
         self._client = httpx2.AsyncClient(timeout=timeout, follow_redirects=False)
 
@@ -45,6 +48,8 @@ class InteractionWebhook:
         await self._client.aclose()
 
     async def _send(self, method: str, application_id: str, token: str, path: str, text: str) -> None:
+        import httpx2
+
         url = f"{self._base}/webhooks/{quote(application_id, safe='')}/{quote(token, safe='')}{path}"
         body = {"content": text, **self._fields}
         try:
@@ -64,7 +69,7 @@ class InteractionWebhook:
             raise Permanent(f"the chat platform refused the message ({status})")
 
 
-def _wait(response: httpx2.Response) -> float:
+def _wait(response: "httpx2.Response") -> float:
     """Seconds: the body is exact, the header is rounded up."""
     try:
         body: Any = response.json()

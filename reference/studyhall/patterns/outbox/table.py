@@ -18,7 +18,7 @@ When it does NOT hold
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
     BigInteger,
@@ -39,8 +39,10 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.elements import ColumnElement
 
-from ..core.event import Event
 from ..core.store import insert, is_postgres, metadata
+
+if TYPE_CHECKING:  # a command that looks at the outbox reads no event
+    from ..core.event import Event
 
 __all__ = ["BUS", "CHANNEL", "MAX_REASON", "NEVER", "add", "clock", "not_given_up", "outbox", "unpublished"]
 
@@ -79,7 +81,7 @@ for _name, _columns, _rows in (
     Index(_name, *_columns, postgresql_where=_rows, sqlite_where=_rows)
 
 
-async def add(tx: AsyncConnection, *events: Event, to: Iterable[str] = (BUS,)) -> int:
+async def add(tx: AsyncConnection, *events: "Event", to: Iterable[str] = (BUS,)) -> int:
     """Store the events in the caller's transaction, one row per destination.
 
     Returns the number of new rows. An existing id is not added again, so a caller that retries after a
@@ -107,7 +109,6 @@ _LOCK_SUBJECTS = text(
     "SELECT pg_advisory_xact_lock(hashtextextended(s, 0)) FROM unnest(CAST(:subjects AS text[])) AS s"
 )
 _NOTIFY = text("SELECT pg_notify(:channel, d) FROM unnest(CAST(:destinations AS text[])) AS d")
-
 
 _new_rows: dict[bool, Any] = {}  # built once for each database: making a statement costs more than sending it
 
