@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench import plots, report, results, sections
+from bench import report, results, sections
 from bench.lab import HERE, ORDER, ROOT, Lab, available
 from bench.targets import KEPT, targets
 from harness.redis import RedisServer
@@ -117,11 +117,8 @@ def _section(lab: Lab, run: results.Results, name: str, rounds: int) -> bool:
 
 
 def _write(run: results.Results, out: Path) -> None:
-    drawn = plots.pictures(run)
     results.save(run, out / "results.json")
-    for name, svg in drawn.items():
-        (out / f"{name}.svg").write_text(svg)
-    (out / "RESULTS.md").write_text(report.markdown(run, {name: f"{name}.svg" for name in drawn}))
+    (out / "RESULTS.md").write_text(report.markdown(run))
 
 
 if __name__ == "__main__":

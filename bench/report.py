@@ -16,17 +16,13 @@ SHARES = {
 }
 
 
-def markdown(results: Results, plots: dict[str, str]) -> str:
-    """`plots`: section -> file name of its picture."""
+def markdown(results: Results) -> str:
     parts = ["# Benchmark", _head(results), "## Targets", _targets(results)]
     for name, section in results["sections"].items():
         rounds = "" if section["rounds"] == results["rounds"] else f" Rounds: {section['rounds']}."
         made = f" Measured {section['made']}." if "made" in section else ""
         stolen = f" The host took {section['stolen']} % of the CPU time meanwhile." if section.get("stolen") else ""
-        parts += [f"## {section['title']}", section["about"] + rounds + made + stolen]
-        if name in plots:
-            parts.append(f"![{section['title']}]({plots[name]})")
-        parts.append(table(results, name, section))
+        parts += [f"## {section['title']}", section["about"] + rounds + made + stolen, table(results, name, section)]
         parts += [f"{_title(results, row)} failed: {why}" for row, why in section["failed"].items()]
     parts += ["## Settings", _settings(results)]
     return "\n\n".join(parts) + "\n"

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bench import plots, report
+from bench import report
 from bench import results as read
 from bench.figures import number
 from guide import charts as draw
@@ -212,16 +212,12 @@ def bench(path: str) -> str:
 
 
 def benchmark() -> str:
-    """The report of the last benchmark, its pictures drawn into the page."""
+    """The report of the last benchmark, below its charts."""
     run_of_bench = results()
     if not run_of_bench:
         return f"The benchmark: {UNMEASURED}; `make bench-full` writes it."
-    text = report.markdown(run_of_bench, {name: f"{name}.svg" for name in plots.pictures(run_of_bench)})
-    for name, svg in plots.pictures(run_of_bench).items():
-        picture = f'<div class="qs-plot">{svg.strip()}</div>'
-        title = run_of_bench["sections"][name]["title"]
-        text = text.replace(f"![{title}]({name}.svg)", picture)
-    return text.partition("\n\n")[2].strip()  # the page has its own title
+    text = report.markdown(run_of_bench).partition("\n\n")[2].strip()  # the page has its own title
+    return f"{charts('throughput damage recovery')}\n\n{text}"
 
 
 def charts(names: str) -> str:

@@ -23,8 +23,6 @@ NAMES = (
     "memory",
     "kills",
     "recovery",
-    "backlog",
-    "scheduler",
     "stores",
     "relay",
     "streams",

@@ -47,7 +47,7 @@
   // What the theme leaves out for a keyboard and a screen reader: a box that scrolls can be reached, and the button
   // next to a block of code is not a landmark.
   function reach() {
-    document.querySelectorAll(".md-typeset__scrollwrap, .qs-calculator table, .qs-plot").forEach(function (box) {
+    document.querySelectorAll(".md-typeset__scrollwrap, .qs-calculator table").forEach(function (box) {
       if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
       else box.removeAttribute("tabindex");
     });
