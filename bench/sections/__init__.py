@@ -23,6 +23,8 @@ NAMES = (
     "memory",
     "kills",
     "recovery",
+    "backlog",
+    "scheduler",
     "stores",
     "relay",
     "streams",
