@@ -55,16 +55,23 @@ def measured(pattern: str, folders: tuple[Path, ...] = FOLDERS) -> Measured:
             entries: Measured = json.loads(path.read_text())
             runs = entries.pop("runs")
             for entry in entries.values():
+                entry["proof"] = _file_of().get(entry["proof"].partition("[")[0], "") + "::" + entry["proof"]
                 entry["date"], entry["mode"], entry["seed"] = entry["run"].split()
                 entry["versions"] = runs[entry["run"]]
-            return {name: entries[name] | {"pattern": pattern} for name in sorted(entries) if _current(entries[name])}
+            # A figure whose test was renamed or removed proves nothing any more.
+            current = [name for name in sorted(entries) if not entries[name]["proof"].startswith("::")]
+            return {name: entries[name] | {"pattern": pattern} for name in current}
     return {}
 
 
-def _current(entry: dict[str, Any]) -> bool:
-    """A figure whose test was renamed or removed proves nothing any more."""
-    path, _, name = entry["proof"].partition("[")[0].partition("::")
-    return (ROOT / path).is_file() and bool(sources.defines(path, name))
+@functools.cache
+def _file_of() -> dict[str, str]:
+    """test -> its file; a test that writes figures has a name of its own."""
+    return {
+        name: path.relative_to(ROOT).as_posix()
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
 
 
 def of_proof(proof: str) -> list[tuple[str, dict[str, Any]]]:

@@ -56,10 +56,6 @@ def _definitions(path: str) -> dict[str, tuple[int, int, int]]:
     return result
 
 
-def defines(path: str, name: str) -> bool:
-    return name in _definitions(path)
-
-
 def lines_of(path: str, name: str) -> tuple[int, int, int]:
     lines = _definitions(path).get(name)
     if lines is None:

@@ -149,7 +149,7 @@ def test_figures_scale_and_seed_follow_the_environment(monkeypatch, tmp_path, fi
     entry = json.loads(figures("harness", name="one", lost=0).read_text())["one"]
     assert entry["run"].endswith(f" full {seed}")
     assert entry["figures"] == {"lost": 0}
-    assert entry["proof"].endswith("::test_figures_scale_and_seed_follow_the_environment")
+    assert entry["proof"] == "test_figures_scale_and_seed_follow_the_environment"
     monkeypatch.setenv("QUEUESMITH_FULL", "0")
     assert not figures_module.full()
     assert scale(10, 1000) == 10

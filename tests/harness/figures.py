@@ -74,7 +74,7 @@ def figures(request: pytest.FixtureRequest, seed: int) -> Callable[..., Path]:
     """`figures("pattern-id", name="kills", jobs=1000, lost=0)`: keep what this proof measured."""
 
     def keep(pattern: str, *, name: str, **numbers: Any) -> Path:
-        return record(pattern, name, request.node.nodeid, seed, numbers)
+        return record(pattern, name, request.node.name, seed, numbers)
 
     return keep
 
