@@ -1,38 +1,44 @@
 """Sentences and terms of a text, without a model: rules that a reader can follow and that give the same
 result every time.
 
-A term is a run of one to three words that behaves like a noun in this very text: it follows articles and
-prepositions more often than pronouns and modal verbs. Terms are ranked by C-value, which asks how often a
-phrase stands on its own rather than inside a longer one: "plate boundary" does not drag "boundary" along.
+A term is a run of one to three words that comes back and holds no stop word. It counts for what it is on its
+own, not inside a longer term: "plate boundary" does not drag "boundary" along.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
-
-from .words import COMMON, DETERMINERS, PRONOUNS, VERBS
+from collections.abc import Iterable, Iterator, Sequence
 
 MAX_SENTENCE = 600
+MAX_WORD = 25  # characters; three of them fit into the name of a concept
 SLICE = 100  # sentences between two looks at the event loop: about 10 ms of work
 WORD = re.compile(r"[^\W\d_]+(?:[-'’][^\W\d_]+)*")
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"”’)\]]*\s+(?=[\"“‘(\[]?[A-Z0-9À-Þ])")
 ABBREVIATION = re.compile(r"\b(?:[A-Za-z]|e\.g|i\.e|vs|cf|approx|Dr|Mr|Mrs|Ms|Prof|Fig|St|ca)\.$")
-NOUN_ENDINGS = ("tion", "sion", "ment", "ness", "ity", "ism", "sis", "ance", "ence", "ure", "age", "ery", "logy")
-OTHER_ENDINGS = ("ly", "ous", "ful", "less", "able", "ible", "ive", "ish")
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    stems: tuple[str, ...]
-    name: str  # as the text writes it most often
-    score: float
-    count: int
+NO_NOUN = ("ed", "ing", "ly", "ous", "ful", "less", "able", "ible", "ive", "ish")
+# English words that are not concepts. Other languages still work, with more noise among the concepts.
+STOP_WORDS = """
+a about above absorb across after again ago all almost along also although always among an and another any are around
+as at away back be because become been before being below bend beneath between billion both but by came can carry
+certain change clear close cold come common cool could day deep dense did different do does down each early end enough
+even ever every fall far few first five flow follow for form found four from full get give go good great grow had half
+happen hard has have he her here high higher his hold hot how however hundred if in inside into is it its itself just
+keep kind know large last late lead leave left less let lie like little live long longer look low lower made main make
+many matter may mean meet might million more most move much must name near need never new next no nor not nothing now
+number of off often old on once one only onto open or other our out over own part pass people per place point produce
+pull push put rather reach reason rest result rich rise rising run same say second see set several shape she short
+should show side since single sink size slow small so soft some sometimes spread stand start stay step still stop
+strong such take tell than that the their them then there these they thick thin thing this those though thousand three
+through thus time to today together too toward turn two type under until up upon use usually very warm was way we well
+were what when where whether which while who whole whose why wide will with within without word work would year yet
+you your
+"""
+STOP = frozenset(STOP_WORDS.split())
 
 
 def split_sentences(paragraph: str) -> list[str]:
@@ -72,151 +78,85 @@ def chunks(items: Sequence[str], *, size: int, at_most: int) -> list[list[str]]:
     return blocks
 
 
-@dataclass(slots=True)
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def stem(word: str) -> str:
+    """Singular, lower case: enough to see that "plates" and "Plate" are one thing."""
+    word = word.casefold().replace("’", "'").removesuffix("'s")
+    if len(word) > 4 and word.endswith("ies"):
+        return word[:-3] + "y"
+    if len(word) > 4 and word.endswith(("sses", "shes", "ches", "xes", "zes")):
+        return word[:-2]
+    if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        return word[:-1]
+    return word
+
+
 class Vocabulary:
-    """The terms of one text. Build it with `await Vocabulary.of(sentences)`."""
+    """Finds names in sentences, singular or plural."""
 
-    terms: list[Term]
-    _by_stems: dict[tuple[str, ...], Term] = field(default_factory=dict)
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = {tuple(stem(word) for word in WORD.findall(name)): name for name in names}
+        self._longest = max(map(len, self._names), default=0)
+        self.names = list(self._names.values())  # no two that differ in number or case alone
 
-    @classmethod
-    async def of(cls, items: Sequence[str], *, at_most: int) -> Vocabulary:
-        evidence = _Evidence()
-        for start in range(0, len(items), SLICE):
-            for sentence in items[start : start + SLICE]:
-                evidence.note(sentence)
-            await asyncio.sleep(0)
-        counts, surfaces = Counter[tuple[str, ...]](), defaultdict[tuple[str, ...], Counter[str]](Counter)
-        for start in range(0, len(items), SLICE):
-            for sentence in items[start : start + SLICE]:
-                for stems, surface in evidence.candidates(sentence):
-                    counts[stems] += 1
-                    surfaces[stems][surface] += 1
-            await asyncio.sleep(0)
-        terms = _ranked(counts, surfaces, evidence)[:at_most]
-        return cls(terms, {term.stems: term for term in terms})
-
-    def named(self, name: str) -> Term | None:
-        return self._by_stems.get(tuple(stem(word) for word in WORD.findall(name)))
-
-    def spans(self, sentence: str) -> list[tuple[Term, int, int]]:
-        """Where terms are in a sentence, longest first at each place, none inside another."""
+    def spans(self, sentence: str) -> list[tuple[str, int, int]]:
+        """Where names are in a sentence, longest first at each place, none inside another."""
         words = list(WORD.finditer(sentence))
         stems = [stem(word.group()) for word in words]
-        result: list[tuple[Term, int, int]] = []
+        result: list[tuple[str, int, int]] = []
         index = 0
         while index < len(words):
-            for length in (3, 2, 1):
-                term = self._by_stems.get(tuple(stems[index : index + length]))
-                if term and len(term.stems) == length:
-                    result.append((term, words[index].start(), words[index + length - 1].end()))
-                    index += length
+            for end in range(min(index + self._longest, len(words)), index, -1):
+                if name := self._names.get(tuple(stems[index:end])):
+                    result.append((name, words[index].start(), words[end - 1].end()))
+                    index = end
                     break
             else:
                 index += 1
         return result
 
 
-def stem(word: str) -> str:
-    """Singular, lower case: enough to see that "plates" and "Plate" are one thing."""
-    word = word.lower().replace("’", "'").removesuffix("'s")
-    if len(word) > 4 and word.endswith("ies"):
-        return word[:-3] + "y"
-    if len(word) > 4 and word.endswith(("sses", "shes", "ches", "xes", "zes")):
-        return word[:-2]
-    if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is", "ous")):
-        return word[:-1]
-    return word
+async def terms(items: Sequence[str], *, at_most: int) -> dict[str, int]:
+    """The best terms as the text writes them most often, with their scores."""
+    written = defaultdict[tuple[str, ...], Counter[str]](Counter)
+    for number, sentence in enumerate(items):
+        for run in _runs(sentence):
+            for words in _parts(run):
+                written[tuple(map(stem, words))][" ".join(words)] += 1
+        if number % SLICE == 0:
+            await asyncio.sleep(0)
+    counts = {stems: forms.total() for stems, forms in written.items() if forms.total() >= 2}
+    inside = Counter[tuple[str, ...]]()
+    for stems, count in counts.items():
+        for part in _parts(stems):
+            if part != stems:
+                inside[part] = max(inside[part], count)
+    scores = {stems: len(stems) * (count - inside[stems]) for stems, count in counts.items() if count > inside[stems]}
+    best = sorted(scores, key=lambda stems: (-scores[stems], stems))[:at_most]
+    return {min(written[stems], key=lambda form: (-written[stems][form], form)): scores[stems] for stems in best}
 
 
-class _Evidence:
-    """How this text uses each word: like a noun (after "the", "of") or like a verb (after "can", "to")."""
-
-    def __init__(self) -> None:
-        self.noun: Counter[str] = Counter()
-        self.verb: Counter[str] = Counter()
-
-    def note(self, sentence: str) -> None:
-        words = [match.group() for match in WORD.finditer(sentence)]
-        for before, word in pairwise(words):
-            previous = before.lower()
-            if previous in PRONOUNS and previous not in DETERMINERS:
-                self.verb[_verb_stem(word)] += 1
-            elif previous in DETERMINERS:
-                self.noun[stem(word)] += 1
-
-    def is_noun(self, word: str) -> bool:
-        lower, singular = word.lower(), stem(word)
-        if len(singular) < 3 or lower in COMMON or singular in COMMON or lower.endswith(OTHER_ENDINGS):
-            return False
-        base = _verb_stem(lower)
-        as_noun, as_verb = self.noun[singular], max(self.verb[base], self.verb[lower])
-        if base in VERBS or lower in VERBS or f"{base}e" in VERBS:
-            # "the flow of heat" and "rivers flow": a word of both kinds needs the text to speak for the noun.
-            return as_noun >= 2 and as_noun > as_verb and not lower.endswith(("ed", "ing"))
-        if lower.endswith("ed") and len(lower) > 4:
-            return False
-        if lower.endswith("ing") and not lower.endswith(NOUN_ENDINGS):
-            return as_noun >= 2 and as_noun > as_verb
-        return as_noun >= as_verb
-
-    def candidates(self, sentence: str) -> list[tuple[tuple[str, ...], str]]:
-        result: list[tuple[tuple[str, ...], str]] = []
-        for run in self._runs(sentence):
-            for length in (1, 2, 3):
-                for start in range(len(run) - length + 1):
-                    words = run[start : start + length]
-                    result.append((tuple(stem(word) for word in words), " ".join(words)))
-        return result
-
-    def _runs(self, sentence: str) -> list[list[str]]:
-        runs: list[list[str]] = [[]]
-        end = 0
-        for index, match in enumerate(WORD.finditer(sentence)):
-            word = match.group()
-            if sentence[end : match.start()].strip(" ") or not self.is_noun(word):
-                runs.append([])
-            if self.is_noun(word):
-                # The capital of a sentence's first word says nothing; "Pangaea" elsewhere says it is a name.
-                plain = word[0].lower() + word[1:] if index == 0 and word[1:].islower() else word
-                runs[-1].append(plain)
-            end = match.end()
-        return [run for run in runs if run]
+def _runs(sentence: str) -> Iterator[tuple[str, ...]]:
+    """Words that follow each other without a stop word or a comma between them."""
+    run: list[str] = []
+    end = 0
+    for match in WORD.finditer(sentence):
+        word = match.group()
+        # The capital of a sentence's first word says nothing; "Pangaea" elsewhere says it is a name.
+        plain = word.lower() if match.start() == 0 and word.istitle() else word
+        usable = 3 <= len(word) <= MAX_WORD and not word.endswith(NO_NOUN) and not {word.lower(), stem(word)} & STOP
+        if run and (not usable or sentence[end : match.start()] != " "):
+            yield tuple(run)
+            run = []
+        if usable:
+            run.append(plain)
+        end = match.end()
+    if run:
+        yield tuple(run)
 
 
-def _verb_stem(word: str) -> str:
-    word = word.lower()
-    for ending in ("ing", "ies", "ed", "es", "s"):
-        if word.endswith(ending) and len(word) - len(ending) >= 3:
-            base = word[: -len(ending)]
-            if ending == "ies":
-                return base + "y"
-            if ending in ("ing", "ed") and len(base) > 3 and base[-1] == base[-2] and base[-1] not in "lsz":
-                base = base[:-1]  # stopped -> stop
-            if ending in ("es", "ed", "ing") and base not in VERBS and f"{base}e" in VERBS:
-                return f"{base}e"
-            return base
-    return word
-
-
-def _ranked(
-    counts: Counter[tuple[str, ...]], surfaces: dict[tuple[str, ...], Counter[str]], evidence: _Evidence
-) -> list[Term]:
-    kept = {stems: count for stems, count in counts.items() if count >= 2 and len(set(stems)) == len(stems)}
-    inside: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for stems, count in kept.items():
-        for length in range(1, len(stems)):
-            for start in range(len(stems) - length + 1):
-                inside[stems[start : start + length]].append(count)
-    terms: list[Term] = []
-    for stems, count in kept.items():
-        alone = count - (sum(inside[stems]) / len(inside[stems]) if inside[stems] else 0)
-        noun = evidence.noun[stems[-1]] + (1 if stems[-1].endswith(NOUN_ENDINGS) else 0)
-        score = math.log2(len(stems) + 1) * alone * (0.8 + 0.4 * min(1.0, noun / count))
-        if alone > 0 and score > 0:
-            terms.append(Term(stems, _display(surfaces[stems]), round(score, 6), count))
-    return sorted(terms, key=lambda term: (-term.score, term.stems))
-
-
-def _display(surfaces: Counter[str]) -> str:
-    return min(surfaces.items(), key=lambda item: (-item[1], item[0]))[0]
+def _parts(run: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    return (run[start : start + length] for length in (1, 2, 3) for start in range(len(run) - length + 1))

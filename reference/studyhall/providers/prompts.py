@@ -6,14 +6,13 @@ become concepts, questions and quotes. A quote that is not in the text is droppe
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from .language import WORD, stem
+from .language import WORD, digest, stem
 from .results import Concept, ConceptGraph, Explanation, Link, Name, Prose, Question, Quiz
 
 MAX_CONCEPTS = 40
@@ -132,20 +131,20 @@ def relevant(question: str, lines: Sequence[str], *, at_most: int) -> list[str]:
 class GraphDraft:
     """The graph so far, merged over the parts of a text; `state` and `restored` carry it through a crash."""
 
-    digest: str
+    of: str
     next: int = 0
     found: dict[str, dict[str, Any]] = field(default_factory=dict)
     links: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def restored(cls, state: dict[str, Any] | None, text: str) -> GraphDraft:
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        if state and state.get("of") == digest and "found" in state:
-            return cls(digest, int(state["next"]), dict(state["found"]), dict(state["links"]))
-        return cls(digest)
+        of = digest(text)
+        if state and state.get("of") == of and "found" in state:
+            return cls(of, int(state["next"]), dict(state["found"]), dict(state["links"]))
+        return cls(of)
 
     def state(self) -> dict[str, Any]:
-        return {"of": self.digest, "next": self.next, "found": self.found, "links": self.links}
+        return {"of": self.of, "next": self.next, "found": self.found, "links": self.links}
 
     def names(self) -> list[str]:
         return [str(entry["name"]) for entry in self._strongest()]
