@@ -34,19 +34,8 @@ class Summary:
         return max(self.values) - min(self.values)
 
 
-@dataclass(frozen=True)
-class Ratio:
+class Ratio(Summary):
     """`one` / `other`, round by round: the rounds of both ran side by side."""
-
-    values: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.values)
-
-    @property
-    def spread(self) -> float:
-        return max(self.values) - min(self.values)
 
     @property
     def stable(self) -> bool:

@@ -59,11 +59,6 @@ def run(url: str, *, jobs: int, tool: str | None = TOOL) -> dict[str, dict[str, 
     return rows
 
 
-def limit(rows: dict[str, dict[str, Any]], kind: str) -> float:
-    """The most calls per second of `kind`, "add" or "work", in the rows of `measure`."""
-    return float(max(rows[kind][f"P{pipeline}"] for pipeline in PIPELINES))
-
-
 def _work(
     tool: str | None, url: str, client: redis.Redis, scripts: Scripts, jobs: int, pipeline: int
 ) -> tuple[float, float]:
