@@ -153,27 +153,33 @@ class Peer:
             if self.is_node:
                 shutil.copyfile(wanted, home / "package.json")
                 flags = ["--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
-                self._run(["npm", "install", *flags], cwd=home)
+                _run(["npm", "install", *flags], cwd=home)
             elif self.is_go:
                 for path in (wanted, GO_MOD, GO_MOD.with_name("go.sum")):
                     shutil.copyfile(path, home / path.name)
-                self._run(["go", "build", "-o", "peer", "peer.go"], cwd=home)
+                _run(["go", "build", "-o", "peer", "peer.go"], cwd=home)
             else:
-                uv = str(Path(sys.executable).with_name("uv"))
-                self._run([uv, "venv", "-q", "--clear", "--python", sys.executable, str(home)])
-                self._run([uv, "pip", "install", "-q", "--python", self.python(), "-r", str(wanted)])
+                install_python(home, "-r", str(wanted))
             ready.write_text(wanted.read_text())
         if self.is_node:  # its imports are looked up from the program's folder
             shutil.copyfile(PEERS / self.id / "peer.mjs", home / "peer.mjs")
 
-    def _run(self, argv: list[str], cwd: Path = ROOT) -> None:
-        try:
-            done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise NotInstalled(f"{self.title}: {error}") from None
-        if done.returncode:
-            output = (done.stderr.strip() or done.stdout.strip()).splitlines()
-            raise NotInstalled(f"{self.title}: {' '.join(argv[:3])}: {output[-1] if output else done.returncode}")
+
+def install_python(home: Path, *packages: str) -> None:
+    """An environment of this Python with these packages."""
+    uv = str(Path(sys.executable).with_name("uv"))
+    _run([uv, "venv", "-q", "--clear", "--python", sys.executable, str(home)])
+    _run([uv, "pip", "install", "-q", "--python", str(home / "bin" / "python"), *packages])
+
+
+def _run(argv: list[str], cwd: Path = ROOT) -> None:
+    try:
+        done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotInstalled(str(error)) from None
+    if done.returncode:
+        output = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise NotInstalled(f"{' '.join(argv[:3])}: {output[-1] if output else done.returncode}")
 
 
 def processes_of(pid: int) -> list[int]:
@@ -400,5 +406,5 @@ def available(names: Sequence[str]) -> tuple[list[Peer], list[str]]:
             peer.install()
             ready.append(peer)
         except NotInstalled as error:
-            missing.append(str(error))
+            missing.append(f"{peer.title}: {error}")
     return ready, missing

@@ -1,8 +1,6 @@
 """The limit: how often this Redis can run the scripts of a job's life if the client costs nothing.
 
-`add` is BullMQ's addStandardJob, what one `queue.add` costs Redis; `work` is BullMQ's moveToFinished that also hands
-out the next job, what one processed job costs Redis. The load comes from redis-benchmark (or valkey-benchmark), a C
-program; without it from a small client of our own, and the report says which.
+The load comes from redis-benchmark (or valkey-benchmark), a C program; without it from a small client of our own.
 """
 
 import re

@@ -1,10 +1,8 @@
 """The same jobs and the same kills for every peer: what is lost, and what happens twice.
 
-Each job works for 20 ms, inserts a row, works for another 20 ms and returns; four of them run at a time. When the
-number of jobs done passes a mark, and a random moment later, SIGKILL ends the worker with all its processes, as the
-end of a container or the kernel's out-of-memory killer does, and a new one is started at once. The marks and moments
-come from a seed and are the same for every peer. After the last kill the queue has a limited time to come to rest.
-All the while one more job without effect arrives every second, as in a queue that is in use.
+Each job works for 20 ms, inserts a row and works for another 20 ms. The worker is killed when the number of jobs done
+passes a mark, and a random moment later, as the end of a container or the kernel's out-of-memory killer does it. All
+the while one more job without effect arrives every second, as in a queue that is in use.
 """
 
 import random
