@@ -19,6 +19,11 @@ class Column:
     ratio: bool = False  # also shown as a multiple of the stock worker
 
 
+def less(label: str, unit: str = "") -> Column:
+    """A column where less is better."""
+    return Column(label, unit, "less")
+
+
 @dataclass(frozen=True)
 class Summary:
     """The rounds of one figure."""

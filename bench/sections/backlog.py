@@ -10,7 +10,7 @@ import redis
 from bullmq.backends.redis_backend import RedisBackend
 from bullmq.redis_connection import RedisConnection
 
-from bench.figures import Column, Value
+from bench.figures import Value, less
 from bench.lab import Lab
 from harness.pipelines import KEYS
 from studyhall.patterns.bullmq_worker.autopipeline import AutoPipeline
@@ -31,12 +31,12 @@ ABOUT = (
     "and one is fetched in turn, so the backlog keeps its size. A ratio of about 1: the cost does not depend on it."
 )
 COLUMNS = {
-    "add_us": Column("add p50", "µs", better="less"),
-    "add_ratio": Column("to the shortest", "×", better="less"),
-    "fetch_us": Column("fetch p50", "µs", better="less"),
-    "fetch_ratio": Column("to the shortest", "×", better="less"),
-    "add_p95_us": Column("add p95", "µs", better="less"),
-    "fetch_p95_us": Column("fetch p95", "µs", better="less"),
+    "add_us": less("add p50", "µs"),
+    "add_ratio": less("to the shortest", "×"),
+    "fetch_us": less("fetch p50", "µs"),
+    "fetch_ratio": less("to the shortest", "×"),
+    "add_p95_us": less("add p95", "µs"),
+    "fetch_p95_us": less("fetch p95", "µs"),
 }
 ROUNDS = 1
 

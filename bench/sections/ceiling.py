@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import redis
 
-from bench.figures import Column, Value
+from bench.figures import Column, Value, less
 from bench.lab import Lab
 
 from .bullmq_scripts import Command, Scripts, blast
@@ -32,7 +32,7 @@ ABOUT = (
 COLUMNS = {
     "P1": Column("1 in flight", "calls/s"),
     "P16": Column("16 in flight", "calls/s"),
-    "us": Column("in Redis, per call", "µs", better="less"),
+    "us": less("in Redis, per call", "µs"),
 }
 
 

@@ -12,7 +12,7 @@ from functools import partial
 
 import redis
 
-from bench.figures import Column, Value
+from bench.figures import Column, Value, less
 from bench.lab import Bench, Lab, Peer, Workers
 
 from .crash import TAKEOVER, WORDS, Effects, Held, alone, held, traffic
@@ -28,11 +28,11 @@ ABOUT = (
 )
 COLUMNS = {
     "kills": Column("kills", better=""),
-    "lost": Column("lost", "jobs", better="less"),
-    "duplicated": Column("duplicated", "jobs", better="less"),
-    "given_up": Column("given up", "jobs", better="less"),
-    "stuck": Column("stuck", "jobs", better="less"),
-    "seconds": Column("at rest after the last kill", "s", better="less"),
+    "lost": less("lost", "jobs"),
+    "duplicated": less("duplicated", "jobs"),
+    "given_up": less("given up", "jobs"),
+    "stuck": less("stuck", "jobs"),
+    "seconds": less("at rest after the last kill", "s"),
     "settings": Column("settings", better=""),
     "why": Column("what a crash does", better=""),
 }

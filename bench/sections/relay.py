@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from sqlalchemy import insert, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from bench.figures import Column, Value, percentile
+from bench.figures import Column, Value, less, percentile
 from bench.lab import Lab
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.event import Event
@@ -30,11 +30,11 @@ ABOUT = (
 )
 COLUMNS = {
     "rate": Column("rate", "events/s"),
-    "latency_p50": Column("latency p50", "ms", better="less"),
-    "latency_p95": Column("p95", "ms", better="less"),
-    "claim_p50": Column("claim p50", "ms", better="less"),
-    "claim_p95": Column("p95", "ms", better="less"),
-    "search_p50": Column("without the index p50", "ms", better="less"),
+    "latency_p50": less("latency p50", "ms"),
+    "latency_p95": less("p95", "ms"),
+    "claim_p50": less("claim p50", "ms"),
+    "claim_p95": less("p95", "ms"),
+    "search_p50": less("without the index p50", "ms"),
 }
 
 FILL = """

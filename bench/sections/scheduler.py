@@ -11,7 +11,7 @@ import redis
 import uvloop
 from bullmq import Job
 
-from bench.figures import Column, Value, percentile
+from bench.figures import Column, Value, less, percentile
 from bench.lab import Lab
 from harness.pipelines import KEYS, JobSetup
 from harness.workers import queue_at, stock_at_work
@@ -30,10 +30,10 @@ ABOUT = (
 )
 COLUMNS = {
     "ticks": Column("ticks", better=""),
-    "p50": Column("late p50", "ms", better="less"),
-    "p95": Column("p95", "ms", better="less"),
-    "p99": Column("p99", "ms", better="less"),
-    "most": Column("most", "ms", better="less"),
+    "p50": less("late p50", "ms"),
+    "p95": less("p95", "ms"),
+    "p99": less("p99", "ms"),
+    "most": less("most", "ms"),
 }
 ROUNDS = 1
 
