@@ -51,12 +51,8 @@ def _show(hall: StudyHall, browser: Any, folder: Path) -> None:
     damaged.write_bytes(good[: len(good) // 3])
     for name in ("lecture-notes-week-3.pdf", "cell-biology.pdf", "scan-of-a-book.pdf"):
         hall.upload(damaged, name)
-    for pack, card in (
-        ("biology-101", "card_ok"),
-        ("chemistry-lab", "card_declined"),
-        ("biology-101", "card_lost_answer"),
-    ):
-        hall.command("order", "buy", pack, "--card", card, "--customer", "alex")
+    for card in ("card_ok", "card_declined", "card_lost_answer"):
+        hall.command("order", "buy", "biology-101", "--card", card, "--customer", "alex")
     size = {"width": 1280, "height": 533}
     context = browser.new_context(base_url=hall.url, viewport=size, color_scheme="light", reduced_motion="reduce")
     context.add_init_script(f"sessionStorage.setItem('queuesmith.console-token', '{TOKEN}')")
