@@ -41,7 +41,7 @@ def link(path: str, line: int | None = None) -> str:
 
 @functools.cache
 def _definitions(path: str) -> dict[str, tuple[int, int, int]]:
-    """Dotted name -> first line, last line and line of the `def` of functions, classes and variables, nested ones too."""
+    """Dotted name -> first line, last line and line of the `def` of functions, classes and variables, also nested."""
     result: dict[str, tuple[int, int, int]] = {}
 
     def visit(node: ast.AST, prefix: str) -> None:
