@@ -19,6 +19,11 @@ class Column:
     ratio: bool = False  # also shown as a multiple of the stock worker
 
 
+def less(label: str, unit: str = "") -> Column:
+    """A column where less is better."""
+    return Column(label, unit, "less")
+
+
 @dataclass(frozen=True)
 class Summary:
     """The rounds of one figure."""
@@ -34,19 +39,8 @@ class Summary:
         return max(self.values) - min(self.values)
 
 
-@dataclass(frozen=True)
-class Ratio:
+class Ratio(Summary):
     """`one` / `other`, round by round: the rounds of both ran side by side."""
-
-    values: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.values)
-
-    @property
-    def spread(self) -> float:
-        return max(self.values) - min(self.values)
 
     @property
     def stable(self) -> bool:

@@ -6,9 +6,9 @@ How a section uses its `Lab`:
         with lab.bench(peer) as bench:                     # empty Redis, empty tally
             bench.enqueue(2000, bulk=True)                 # -> seconds
             workers = bench.start(processes=2)             # real processes; killed when the block ends
-            bench.tally.wait(2000)                         # until this many executions ended
+            bench.finished(2000, workers)                  # until this many executions ended -> their records
             workers.kill()                                 # SIGKILL to the whole tree, as when a container dies
-            bench.tally.records(), bench.tally.missing(2000), bench.tally.duplicated()
+            bench.tally.missing(2000), bench.tally.duplicated()
 """
 
 from __future__ import annotations
@@ -75,14 +75,6 @@ class Tally:
         whole = data[: len(data) // RECORD.size * RECORD.size]
         return sorted((Record(*fields) for fields in RECORD.iter_unpack(whole)), key=lambda record: record.ended)
 
-    def wait(self, count: int, timeout: float = 120) -> None:
-        """Until `count` executions ended."""
-        deadline = time.monotonic() + timeout
-        while self.count() < count:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.count()} of {count} executions after {timeout:g} s")
-            time.sleep(0.005)
-
     def missing(self, jobs: int, first: int = 0) -> list[int]:
         """Jobs that never reached their end."""
         done = {record.number for record in self.records()}
@@ -105,23 +97,14 @@ class Peer:
     bulk: bool
     own_processes: bool
     settings: str
-    states: tuple[str, ...]
+    states: list[str]
     concurrency: dict[str, int]  # kind of work -> jobs at a time, if not as asked for
 
     @classmethod
     def load(cls, ident: str) -> Peer:
         about: dict[str, Any] = tomllib.loads((PEERS / ident / "peer.toml").read_text())
-        return cls(
-            ident,
-            about["title"],
-            about["package"],
-            about["pace"],
-            about["bulk"],
-            about["processes"] == "own",
-            about["reliable"],
-            tuple(about["states"]),
-            about.get("concurrency", {}),
-        )
+        about["own_processes"] = about.pop("processes") == "own"
+        return cls(ident, settings=about.pop("reliable"), **{"concurrency": {}, **about})
 
     @property
     def is_node(self) -> bool:
@@ -170,27 +153,33 @@ class Peer:
             if self.is_node:
                 shutil.copyfile(wanted, home / "package.json")
                 flags = ["--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
-                self._run(["npm", "install", *flags], cwd=home)
+                _run(["npm", "install", *flags], cwd=home)
             elif self.is_go:
                 for path in (wanted, GO_MOD, GO_MOD.with_name("go.sum")):
                     shutil.copyfile(path, home / path.name)
-                self._run(["go", "build", "-o", "peer", "peer.go"], cwd=home)
+                _run(["go", "build", "-o", "peer", "peer.go"], cwd=home)
             else:
-                uv = str(Path(sys.executable).with_name("uv"))
-                self._run([uv, "venv", "-q", "--clear", "--python", sys.executable, str(home)])
-                self._run([uv, "pip", "install", "-q", "--python", self.python(), "-r", str(wanted)])
+                install_python(home, "-r", str(wanted))
             ready.write_text(wanted.read_text())
         if self.is_node:  # its imports are looked up from the program's folder
             shutil.copyfile(PEERS / self.id / "peer.mjs", home / "peer.mjs")
 
-    def _run(self, argv: list[str], cwd: Path = ROOT) -> None:
-        try:
-            done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise NotInstalled(f"{self.title}: {error}") from None
-        if done.returncode:
-            output = (done.stderr.strip() or done.stdout.strip()).splitlines()
-            raise NotInstalled(f"{self.title}: {' '.join(argv[:3])}: {output[-1] if output else done.returncode}")
+
+def install_python(home: Path, *packages: str) -> None:
+    """An environment of this Python with these packages."""
+    uv = str(Path(sys.executable).with_name("uv"))
+    _run([uv, "venv", "-q", "--clear", "--python", sys.executable, str(home)])
+    _run([uv, "pip", "install", "-q", "--python", str(home / "bin" / "python"), *packages])
+
+
+def _run(argv: list[str], cwd: Path = ROOT) -> None:
+    try:
+        done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotInstalled(str(error)) from None
+    if done.returncode:
+        output = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise NotInstalled(f"{' '.join(argv[:3])}: {output[-1] if output else done.returncode}")
 
 
 def processes_of(pid: int) -> list[int]:
@@ -241,16 +230,6 @@ class Workers:
                 os.kill(pid, signal.SIGKILL)
         for leader in living:
             leader.wait(10)
-
-    def terminate(self, timeout: float = 20) -> None:
-        """SIGTERM to the leaders, as an orchestrator does, and SIGKILL to what is left."""
-        for leader in self._leaders:
-            if leader.poll() is None:
-                leader.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            for leader in self._leaders:
-                leader.wait(timeout)
-        self.kill()
 
     def memory(self) -> dict[str, float]:
         """Megabytes: `rss` counts shared pages in every process, `pss` shares them out."""
@@ -427,5 +406,5 @@ def available(names: Sequence[str]) -> tuple[list[Peer], list[str]]:
             peer.install()
             ready.append(peer)
         except NotInstalled as error:
-            missing.append(str(error))
+            missing.append(f"{peer.title}: {error}")
     return ready, missing

@@ -95,20 +95,20 @@ def _times(
 
 def _kept(results: Results, section: str, row: str, key: str) -> Target:
     now, before = median(results, section, row, key), results.get("before", {}).get(f"{section}/{row}/{key}")
-    text, least = f"{section}, {row}: {key} per second as before", 1 - NOISE
-    if now is None or not before:
-        return Target(text, f"≥ {least:g} ×", "–", "not measured")
-    times = now / before
-    verdict = "met" if times >= least else f"missed by {least - times:.2f} ×"
-    return Target(text, f"≥ {least:g} × {number(before)}", f"{times:.2f} ×", verdict)
+    known = now is not None and before
+    goal = f"≥ {1 - NOISE:g} ×" + (f" {number(before)}" if known else "")
+    text = f"{section}, {row}: {key} per second as before"
+    return _at_least(text, goal, now / before if known else None, 1 - NOISE)
 
 
 def _least(results: Results, text: str, section: str, row: str, key: str, wanted: float) -> Target:
-    value = median(results, section, row, key)
-    if value is None:
-        return Target(text, f"≥ {wanted:g} ×", "–", "not measured")
-    verdict = "met" if value >= wanted else f"missed by {wanted - value:.2f} ×"
-    return Target(text, f"≥ {wanted:g} ×", f"{value:.2f} ×", verdict)
+    return _at_least(text, f"≥ {wanted:g} ×", median(results, section, row, key), wanted)
+
+
+def _at_least(text: str, goal: str, times: float | None, least: float) -> Target:
+    if times is None:
+        return Target(text, goal, "–", "not measured")
+    return Target(text, goal, f"{times:.2f} ×", "met" if times >= least else f"missed by {least - times:.2f} ×")
 
 
 def _most(results: Results, text: str, section: str, row: str, key: str, wanted: float, unit: str) -> Target:

@@ -21,17 +21,13 @@ HERE = Path(__file__).parent
 MODULES = catalogue.MODULES.relative_to(ROOT).as_posix()
 # Reference pages that are not patterns: skill/page -> address.
 READING = {
-    "background-jobs/choosing": "choosing",
-    "background-jobs/combine": "combine",
-    "background-jobs/migrate": "migrate",
-    "background-jobs/moving": "moving",
     "background-jobs/prove-it": "prove-it/jobs",
-    "background-jobs/runbook": "runbook",
-    "background-jobs/stacks": "stacks",
-    "background-jobs/which-queue": "which-queue",
     "event-driven/prove-it": "prove-it/events",
     "review-jobs/checklist": "checklist",
     "review-jobs/wrong-findings": "wrong-findings",
+} | {
+    f"background-jobs/{name}": name
+    for name in ("choosing", "combine", "migrate", "moving", "runbook", "stacks", "which-queue")
 }
 MOST_RELATED = 10
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]\n]*)\]\((?P<to>[^)\s]+)\)")

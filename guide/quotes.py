@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from guide import cards
+from guide import cards, sources
 from queuesmith.catalogue import MODULES, ROOT, Pattern, closure, find, imports, module_of, packages, patterns
 
 PROSE, CODE = 4, 3  # characters per token: an offline estimate that errs on the high side
@@ -65,26 +65,9 @@ def _part(path: str, source: str, name: str) -> tuple[str, int, int]:
             raise SystemExit(f"{path}: needs the lines `# [{region[1]}]` and `# [/{region[1]}]` once each")
         first, last = marks[0] + 1, marks[1]
     else:
-        node = _node(path, ast.parse(source).body, name.split("."))
-        first, last = _span(node)[0] - 1, _span(node)[1]
+        first, last, _ = sources.lines_of(path, name)
+        first -= 1
     return textwrap.dedent("\n".join(lines[first:last])).strip("\n"), first + 1, last
-
-
-def _node(path: str, body: list[ast.stmt], names: list[str]) -> ast.stmt:
-    for node in body:
-        named = getattr(node, "name", None)
-        if isinstance(node, ast.Assign):
-            named = getattr(node.targets[0], "id", None)
-        elif isinstance(node, ast.AnnAssign):
-            named = getattr(node.target, "id", None)
-        if named == names[0]:
-            return _node(path, getattr(node, "body", []), names[1:]) if names[1:] else node
-    raise SystemExit(f"{path}: there is no {'.'.join(names)}")
-
-
-def _span(node: ast.stmt) -> tuple[int, int]:
-    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(mark.lineno for mark in decorators)]), node.end_lineno or node.lineno
 
 
 # ---- the pattern of a page

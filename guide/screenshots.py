@@ -24,7 +24,6 @@ from harness.ports import free_port  # noqa: E402
 
 SAMPLES = ROOT / "reference" / "samples"
 TARGET = ROOT / "guide" / "assets" / "screenshots"
-DESKTOP = {"width": 1280, "height": 533}
 LARGEST = 8_000
 
 
@@ -52,21 +51,20 @@ def _show(hall: StudyHall, browser: Any, folder: Path) -> None:
     damaged.write_bytes(good[: len(good) // 3])
     for name in ("lecture-notes-week-3.pdf", "cell-biology.pdf", "scan-of-a-book.pdf"):
         hall.upload(damaged, name)
-    for pack, card in (
-        ("biology-101", "card_ok"),
-        ("chemistry-lab", "card_declined"),
-        ("biology-101", "card_lost_answer"),
-    ):
-        _order(hall, pack, card)
-    light = _page(browser, hall, DESKTOP, "light")
-    light.goto("/#/overview")
+    for card in ("card_ok", "card_declined", "card_lost_answer"):
+        hall.command("order", "buy", "biology-101", "--card", card, "--customer", "alex")
+    size = {"width": 1280, "height": 533}
+    context = browser.new_context(base_url=hall.url, viewport=size, color_scheme="light", reduced_motion="reduce")
+    context.add_init_script(f"sessionStorage.setItem('queuesmith.console-token', '{TOKEN}')")
+    page = context.new_page()
+    page.goto("/#/overview")
     for _ in range(4):  # enough work to give the charts a shape
         for sample in ("water-cycle.md", "plate-tectonics.docx", "photosynthesis.pdf"):
             hall.upload(SAMPLES / sample)
-        light.wait_for_timeout(9_000)
+        page.wait_for_timeout(9_000)
     hall.upload(SAMPLES / "water-cycle.md", "The water cycle.md")
     hall.upload(SAMPLES / "plate-tectonics.docx", "Plate tectonics.docx")
-    _save(light, "overview")
+    _save(page, "overview")
 
 
 @contextlib.contextmanager
@@ -106,18 +104,6 @@ def _chart(hall: StudyHall, browser: Any, prometheus: str) -> None:
     chart, legend = (page.locator(f"div.{part}").first.bounding_box() for part in ("rickshaw_graph", "legend"))
     clip = {"x": chart["x"] - 50, "y": chart["y"], "width": chart["width"] + 60}
     _save(page, "prometheus", clip={**clip, "height": legend["y"] + legend["height"] - chart["y"]})
-
-
-def _order(hall: StudyHall, pack: str, card: str) -> None:
-    listed = hall.command("order", "packs", "--json")
-    known = pack if pack in listed else "biology-101"
-    hall.command("order", "buy", known, "--card", card, "--customer", "alex")
-
-
-def _page(browser: Any, hall: StudyHall, size: dict[str, int], theme: str) -> Any:
-    context = browser.new_context(base_url=hall.url, viewport=size, color_scheme=theme, reduced_motion="reduce")
-    context.add_init_script(f"sessionStorage.setItem('queuesmith.console-token', '{TOKEN}')")
-    return context.new_page()
 
 
 def _save(page: Any, name: str, **part: Any) -> None:

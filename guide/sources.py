@@ -9,6 +9,7 @@ import hashlib
 import html
 import os
 import re
+import textwrap
 from pathlib import Path
 
 from pygments import highlight
@@ -40,7 +41,7 @@ def link(path: str, line: int | None = None) -> str:
 
 @functools.cache
 def _definitions(path: str) -> dict[str, tuple[int, int, int]]:
-    """Dotted name -> first line, last line and line of the `def` of every function and class, nested ones too."""
+    """Dotted name -> first line, last line and line of the `def` of functions, classes and variables, also nested."""
     result: dict[str, tuple[int, int, int]] = {}
 
     def visit(node: ast.AST, prefix: str) -> None:
@@ -49,6 +50,10 @@ def _definitions(path: str) -> dict[str, tuple[int, int, int]]:
                 first = min([child.lineno, *(mark.lineno for mark in child.decorator_list)])
                 result.setdefault(prefix + child.name, (first, child.end_lineno or child.lineno, child.lineno))
                 visit(child, f"{prefix}{child.name}.")
+            elif isinstance(child, ast.Assign | ast.AnnAssign):
+                target = child.targets[0] if isinstance(child, ast.Assign) else child.target
+                lines = child.lineno, child.end_lineno or child.lineno, child.lineno
+                result.setdefault(prefix + getattr(target, "id", ""), lines)
             else:
                 visit(child, prefix)
 
@@ -74,9 +79,7 @@ def proof_link(proof: str) -> str:
 def excerpt(path: str, name: str) -> str:
     """A function as a fenced block, below a link to its lines."""
     first, last, _ = lines_of(path, name)
-    lines = (ROOT / path).read_text().splitlines()[first - 1 : last]
-    margin = min(len(line) - len(line.lstrip()) for line in lines if line.strip())
-    body = "\n".join(line[margin:] for line in lines)
+    body = textwrap.dedent("\n".join((ROOT / path).read_text().splitlines()[first - 1 : last]))
     return f"[`{path}`, lines {first}–{last}]({link(path, first)})\n\n```python\n{body}\n```"
 
 

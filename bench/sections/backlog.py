@@ -1,11 +1,4 @@
-"""What a backlog costs: adding and fetching one job while 1,000 to 1,000,000 others wait.
-
-Two ways, because they use different structures in Redis. `bare` is BullMQ without priority (a list), measured as
-one call of the script on a plain connection. `producer` is what an application does: `Producer.enqueue`
-with id, signature and priority (a sorted set), fetched with the worker's own call. One job is added
-and one fetched per step, in turn, so the backlog keeps its size. If the cost does not depend on the backlog,
-its ratio to that of the smallest backlog is about 1.
-"""
+"""What a backlog costs: adding and fetching one job while 1,000 to 1,000,000 others wait."""
 
 import asyncio
 import statistics
@@ -17,8 +10,9 @@ import redis
 from bullmq.backends.redis_backend import RedisBackend
 from bullmq.redis_connection import RedisConnection
 
-from bench.figures import Column, Value
+from bench.figures import Value, less
 from bench.lab import Lab
+from harness.pipelines import KEYS
 from studyhall.patterns.bullmq_worker.autopipeline import AutoPipeline
 from studyhall.patterns.bullmq_worker.ledger import JobLedger
 from studyhall.patterns.core.worker_connections import worker_client
@@ -34,22 +28,21 @@ ABOUT = (
     "Median time to add and to fetch one job while so many others wait, and the ratio to the shortest backlog. "
     "`bare`: BullMQ's scripts called by a plain client, jobs without priority (a list in Redis). `producer`: "
     "`Producer.enqueue` with id, signature and priority (a sorted set), and the worker's own fetch. A job is added "
-    "and one is fetched in turn, so the backlog keeps its size."
+    "and one is fetched in turn, so the backlog keeps its size. A ratio of about 1: the cost does not depend on it."
 )
 COLUMNS = {
-    "add_us": Column("add p50", "µs", better="less"),
-    "add_ratio": Column("to the shortest", "×", better="less"),
-    "fetch_us": Column("fetch p50", "µs", better="less"),
-    "fetch_ratio": Column("to the shortest", "×", better="less"),
-    "add_p95_us": Column("add p95", "µs", better="less"),
-    "fetch_p95_us": Column("fetch p95", "µs", better="less"),
+    "add_us": less("add p50", "µs"),
+    "add_ratio": less("to the shortest", "×"),
+    "fetch_us": less("fetch p50", "µs"),
+    "fetch_ratio": less("to the shortest", "×"),
+    "add_p95_us": less("add p95", "µs"),
+    "fetch_p95_us": less("fetch p95", "µs"),
 }
 ROUNDS = 1
 
 QUICK = (1_000, 10_000, 100_000)
 FULL = (*QUICK, 1_000_000)
 QUEUE = "backlog"
-KEYS = ["a-signing-key-for-the-benchmark"]
 BATCH = 1_000
 
 Step = Callable[[int], Awaitable[object]]

@@ -1,8 +1,6 @@
 """The limit: how often this Redis can run the scripts of a job's life if the client costs nothing.
 
-`add` is BullMQ's addStandardJob, what one `queue.add` costs Redis; `work` is BullMQ's moveToFinished that also hands
-out the next job, what one processed job costs Redis. The load comes from redis-benchmark (or valkey-benchmark), a C
-program; without it from a small client of our own, and the report says which.
+The load comes from redis-benchmark (or valkey-benchmark), a C program; without it from a small client of our own.
 """
 
 import re
@@ -13,7 +11,7 @@ from urllib.parse import urlsplit
 
 import redis
 
-from bench.figures import Column, Value
+from bench.figures import Column, Value, less
 from bench.lab import Lab
 
 from .bullmq_scripts import Command, Scripts, blast
@@ -34,7 +32,7 @@ ABOUT = (
 COLUMNS = {
     "P1": Column("1 in flight", "calls/s"),
     "P16": Column("16 in flight", "calls/s"),
-    "us": Column("in Redis, per call", "µs", better="less"),
+    "us": less("in Redis, per call", "µs"),
 }
 
 
@@ -57,11 +55,6 @@ def run(url: str, *, jobs: int, tool: str | None = TOOL) -> dict[str, dict[str, 
                 rows[name].setdefault("us", round(micros, 1))
         client.flushall()
     return rows
-
-
-def limit(rows: dict[str, dict[str, Any]], kind: str) -> float:
-    """The most calls per second of `kind`, "add" or "work", in the rows of `measure`."""
-    return float(max(rows[kind][f"P{pipeline}"] for pipeline in PIPELINES))
 
 
 def _work(

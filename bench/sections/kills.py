@@ -1,10 +1,8 @@
 """The same jobs and the same kills for every peer: what is lost, and what happens twice.
 
-Each job works for 20 ms, inserts a row, works for another 20 ms and returns; four of them run at a time. When the
-number of jobs done passes a mark, and a random moment later, SIGKILL ends the worker with all its processes, as the
-end of a container or the kernel's out-of-memory killer does, and a new one is started at once. The marks and moments
-come from a seed and are the same for every peer. After the last kill the queue has a limited time to come to rest.
-All the while one more job without effect arrives every second, as in a queue that is in use.
+Each job works for 20 ms, inserts a row and works for another 20 ms. The worker is killed when the number of jobs done
+passes a mark, and a random moment later, as the end of a container or the kernel's out-of-memory killer does it. All
+the while one more job without effect arrives every second, as in a queue that is in use.
 """
 
 import random
@@ -14,7 +12,7 @@ from functools import partial
 
 import redis
 
-from bench.figures import Column, Value
+from bench.figures import Column, Value, less
 from bench.lab import Bench, Lab, Peer, Workers
 
 from .crash import TAKEOVER, WORDS, Effects, Held, alone, held, traffic
@@ -30,11 +28,11 @@ ABOUT = (
 )
 COLUMNS = {
     "kills": Column("kills", better=""),
-    "lost": Column("lost", "jobs", better="less"),
-    "duplicated": Column("duplicated", "jobs", better="less"),
-    "given_up": Column("given up", "jobs", better="less"),
-    "stuck": Column("stuck", "jobs", better="less"),
-    "seconds": Column("at rest after the last kill", "s", better="less"),
+    "lost": less("lost", "jobs"),
+    "duplicated": less("duplicated", "jobs"),
+    "given_up": less("given up", "jobs"),
+    "stuck": less("stuck", "jobs"),
+    "seconds": less("at rest after the last kill", "s"),
     "settings": Column("settings", better=""),
     "why": Column("what a crash does", better=""),
 }

@@ -1,6 +1,6 @@
 """Milliseconds from the enqueue to the start of the job, on an idle and on a busy queue."""
 
-from bench.figures import Column, Value, percentile
+from bench.figures import Value, less, percentile
 from bench.lab import Bench, Lab, Peer, Workers
 
 TITLE = "Enqueue to start"
@@ -9,12 +9,12 @@ ABOUT = (
     "second. The clock starts before the producer's call, so its time counts too."
 )
 COLUMNS = {
-    "idle_p50": Column("idle p50", "ms", better="less"),
-    "idle_p95": Column("p95", "ms", better="less"),
-    "idle_p99": Column("p99", "ms", better="less"),
-    "busy_p50": Column("busy p50", "ms", better="less"),
-    "busy_p95": Column("p95", "ms", better="less"),
-    "busy_p99": Column("p99", "ms", better="less"),
+    "idle_p50": less("idle p50", "ms"),
+    "idle_p95": less("p95", "ms"),
+    "idle_p99": less("p99", "ms"),
+    "busy_p50": less("busy p50", "ms"),
+    "busy_p95": less("p95", "ms"),
+    "busy_p99": less("p99", "ms"),
 }
 WARM_UP = 10  # jobs before anything counts: the first ones load code
 IDLE, BUSY = 20, 200  # jobs per second

@@ -4,7 +4,7 @@ import time
 
 import redis
 
-from bench.figures import Column, Value
+from bench.figures import Value, less
 from bench.lab import Bench, Lab, Peer
 
 TITLE = "Memory"
@@ -14,13 +14,13 @@ ABOUT = (
     "keeps no such jobs in Redis. Retention is the peer's default."
 )
 COLUMNS = {
-    "pss": Column("worker, proportional", "MB", better="less"),
-    "rss": Column("worker, resident", "MB", better="less"),
-    "waiting": Column("Redis: waiting", "bytes/job", better="less"),
-    "active": Column("active", "bytes/job", better="less"),
-    "delayed": Column("delayed", "bytes/job", better="less"),
-    "completed": Column("completed", "bytes/job", better="less"),
-    "failed": Column("failed", "bytes/job", better="less"),
+    "pss": less("worker, proportional", "MB"),
+    "rss": less("worker, resident", "MB"),
+    "waiting": less("Redis: waiting", "bytes/job"),
+    "active": less("active", "bytes/job"),
+    "delayed": less("delayed", "bytes/job"),
+    "completed": less("completed", "bytes/job"),
+    "failed": less("failed", "bytes/job"),
 }
 PAYLOAD = 100
 QUICK = ("waiting", "completed")

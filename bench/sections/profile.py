@@ -3,16 +3,12 @@
 import linecache
 import os
 import re
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 from bench.figures import Column, Value
-from bench.lab import ENVS, OURS, Lab, Peer
+from bench.lab import ENVS, OURS, Lab, Peer, install_python
 from harness.processes import alive
 
 TITLE = "Where our worker's time goes"
@@ -49,30 +45,14 @@ FRAME = re.compile(r"\((?P<file>[^()]*):(?P<line>\d+)\)$")
 
 def measure(lab: Lab) -> dict[str, dict[str, Value]]:
     rows: dict[str, dict[str, Value]] = {part: {} for part in (*PARTS, REST)}
-    tool = py_spy()
-    if tool is None:
-        raise RuntimeError(f"{PY_SPY} could not be installed")
+    tool = ENVS / "py-spy" / "bin" / "py-spy"
+    if not tool.exists():
+        install_python(ENVS / "py-spy", PY_SPY)
     for peer in lab.peers:
         if peer.id in OURS:
-            for part, share in profile(lab, peer, tool).items():
+            for part, share in profile(lab, peer, str(tool)).items():
                 rows[part][peer.id] = round(100 * share, 1)
     return {part: row for part, row in rows.items() if any(row.values())}
-
-
-def py_spy() -> str | None:
-    """Its program, installed once."""
-    home = ENVS / "py-spy"
-    program = home / "bin" / "py-spy"
-    if not program.exists():
-        uv = str(Path(sys.executable).with_name("uv"))
-        shutil.rmtree(home, ignore_errors=True)
-        for argv in (
-            [uv, "venv", "-q", "--python", sys.executable, str(home)],
-            [uv, "pip", "install", "-q", "--python", str(home / "bin" / "python"), PY_SPY],
-        ):
-            if subprocess.run(argv, capture_output=True, timeout=120, check=False).returncode:
-                return None
-    return str(program)
 
 
 def profile(lab: Lab, peer: Peer, tool: str) -> dict[str, float]:

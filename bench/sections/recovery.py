@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import redis
 
-from bench.figures import Column, Value
+from bench.figures import Column, Value, less
 from bench.lab import Lab, Peer
 
 from .crash import TAKEOVER, WORDS, alone, held, traffic
@@ -19,8 +19,8 @@ ABOUT = (
     "wait for 90 s, quick ones for 40 s."
 )
 COLUMNS = {
-    "default": Column("default limits", "s", better="less"),
-    "lowered": Column("lowered limits", "s", better="less"),
+    "default": less("default limits", "s"),
+    "lowered": less("lowered limits", "s"),
     "by_default": Column("by its documentation and source", better=""),
     "settings": Column("what was lowered", better=""),
 }

@@ -6,14 +6,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-import pytest
 from redis.asyncio import Redis
 from sqlalchemy import insert, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from bench.figures import Column, Value, percentile
+from bench.figures import Column, Value, less, percentile
 from bench.lab import Lab
-from harness.postgres import PostgresServer
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.open_store import close, create_all, open_store
@@ -21,6 +19,8 @@ from studyhall.patterns.core.store import begin, is_postgres, read
 from studyhall.patterns.outbox import add, outbox
 from studyhall.patterns.outbox.claims import claim, settle
 from studyhall.patterns.outbox.relay import Relay
+
+from .stores import on_both
 
 TITLE = "Outbox relay"
 ABOUT = (
@@ -30,11 +30,11 @@ ABOUT = (
 )
 COLUMNS = {
     "rate": Column("rate", "events/s"),
-    "latency_p50": Column("latency p50", "ms", better="less"),
-    "latency_p95": Column("p95", "ms", better="less"),
-    "claim_p50": Column("claim p50", "ms", better="less"),
-    "claim_p95": Column("p95", "ms", better="less"),
-    "search_p50": Column("without the index p50", "ms", better="less"),
+    "latency_p50": less("latency p50", "ms"),
+    "latency_p95": less("p95", "ms"),
+    "claim_p50": less("claim p50", "ms"),
+    "claim_p95": less("p95", "ms"),
+    "search_p50": less("without the index p50", "ms"),
 }
 
 FILL = """
@@ -155,16 +155,10 @@ def measure(lab: Lab) -> dict[str, dict[str, Value]]:
         {"events": 4_000, "orders": 100, "rows": 100_000}, {"events": 20_000, "orders": 500, "rows": 1_000_000}
     )
     with tempfile.TemporaryDirectory() as folder:
-        rows = {"SQLite": asyncio.run(once(f"sqlite:///{folder}/bench.db", lab.url, **size))}
-    try:
-        postgres = PostgresServer.start()
-    except pytest.skip.Exception as missing:  # raised if the server is not installed
-        lab.say(str(missing))
-        return rows
-    try:
-        rows["PostgreSQL"] = asyncio.run(once(postgres.url, lab.url, **size))
-    finally:
-        postgres.stop()
-    for name, row in rows.items():
-        lab.say(f"{name}: {row['rate']:,} events/s")
-    return rows
+        sqlite = asyncio.run(once(f"sqlite:///{folder}/bench.db", lab.url, **size))
+    return on_both(
+        lab,
+        sqlite,
+        lambda postgres: asyncio.run(once(postgres.url, lab.url, **size)),
+        lambda row: f"{row['rate']:,} events/s",
+    )

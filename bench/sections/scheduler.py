@@ -1,12 +1,7 @@
-"""How late scheduled jobs start: one tick a second, declared with the schedule pattern and run by its worker.
-
-Lateness is the start of the handler minus the slot of its tick, on the machine's clock. BullMQ's own Python
-worker runs a scheduler of the same interval beside it in the same seconds.
-"""
+"""How late scheduled jobs start, by our schedule and by BullMQ's own scheduler side by side."""
 
 import asyncio
 import contextlib
-import logging
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -14,23 +9,19 @@ from pathlib import Path
 
 import redis
 import uvloop
-from bullmq import Job, Queue, Worker
+from bullmq import Job
 
-from bench.figures import Column, Value, percentile
+from bench.figures import Column, Value, less, percentile
 from bench.lab import Lab
-from studyhall.patterns.bullmq_worker import ReliableWorker
-from studyhall.patterns.core.open_store import close, create_all, open_store
-from studyhall.patterns.idempotency.once import inboxes, once
-from studyhall.patterns.observability import logged
-from studyhall.patterns.pipeline import JobContext, Pipeline
-from studyhall.patterns.producer import Producer
-from studyhall.patterns.schedule import Schedule, Schedules, signing_id, ticking
+from harness.pipelines import KEYS, JobSetup
+from harness.workers import queue_at, stock_at_work
+from studyhall.patterns.pipeline import JobContext
+from studyhall.patterns.schedule import Schedule, Schedules, ticking
 from studyhall.patterns.schedule.slots import tick_of
-from studyhall.patterns.signed_payload import Signer, signed, signing
-from studyhall.patterns.typed_jobs import JobTypes, Payload, typed, validated
+from studyhall.patterns.signed_payload import Signer
+from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 EVERY = 1.0
-KEYS = ["a-signing-key-for-the-benchmark"]
 
 TITLE = "Lateness of scheduled jobs"
 ABOUT = (
@@ -39,10 +30,10 @@ ABOUT = (
 )
 COLUMNS = {
     "ticks": Column("ticks", better=""),
-    "p50": Column("late p50", "ms", better="less"),
-    "p95": Column("p95", "ms", better="less"),
-    "p99": Column("p99", "ms", better="less"),
-    "most": Column("most", "ms", better="less"),
+    "p50": less("late p50", "ms"),
+    "p95": less("p95", "ms"),
+    "p99": less("p99", "ms"),
+    "most": less("most", "ms"),
 }
 ROUNDS = 1
 
@@ -85,22 +76,12 @@ async def _ours(url: str, late: list[float]) -> AsyncIterator[None]:
     jobs.register(name="tick", payload=Nothing, handler=tick, queue="ticks")
     schedules = Schedules(jobs, [Schedule("every-second", "tick", every=EVERY)], sign=Signer(KEYS).sign)
     with tempfile.TemporaryDirectory() as folder:
-        store = open_store(f"sqlite:///{Path(folder).resolve()}/ticks.db")
-        await create_all(store)
-        producer = Producer(url, validated(jobs), signing(Signer(KEYS)), timeout=10)
-        steps = (signed(Signer(KEYS), signing_id), typed(jobs), ticking(schedules, store), once(inboxes(store)))
-        pipeline = Pipeline(logged(), *steps)
-        worker = ReliableWorker("ticks", pipeline, url=url)
-        running = asyncio.create_task(worker.run())
-        try:
-            await worker.ready()
-            await schedules.apply(producer, store)
+        async with (
+            JobSetup.open(url, Path(folder), jobs, signer=Signer(KEYS)) as setup,
+            setup.working(steps=[ticking(schedules, setup.store)]),
+        ):
+            await schedules.apply(setup.producer, setup.store)
             yield
-        finally:
-            await worker.drain(5)
-            await running
-            await producer.close()
-            await close(store)
 
 
 @contextlib.asynccontextmanager
@@ -108,19 +89,9 @@ async def _stock(url: str, late: list[float]) -> AsyncIterator[None]:
     async def tick(job: Job, token: str) -> None:
         late.append(time.time() * 1000 - int(str(job.id).rpartition(":")[2]))
 
-    queue = Queue("stock-ticks", {"connection": url})
-    worker = Worker("stock-ticks", tick, {"connection": url, "autorun": False})
-    running = asyncio.create_task(worker.run())
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it leaves exceptions unretrieved
-    try:
+    async with queue_at(url, "stock-ticks") as queue, stock_at_work("stock-ticks", tick, connection=url):
         await queue.upsertJobScheduler("every-second", {"every": int(EVERY * 1000)}, "tick", {}, {})
         yield
-    finally:
-        with contextlib.suppress(Exception):
-            await asyncio.wait_for(worker.close(force=True), 5)
-        running.cancel()
-        await asyncio.wait({running}, timeout=5)
-        await queue.close()
 
 
 def _summary(times: Sequence[float]) -> dict[str, Value]:

@@ -4,7 +4,7 @@ import contextlib
 import statistics
 import time
 
-from bench.figures import Column, Value
+from bench.figures import Value, less
 from bench.lab import Bench, Lab, Workers
 
 from .latency import IDLE, WARM_UP, waited
@@ -14,11 +14,7 @@ ABOUT = (
     "All workers idle beside each other, on queues of their own, for a minute (quick: 7 s, longer than the time limit "
     "of redis-py 8); then each gets one job. Milliseconds from the enqueue to its start; up to 30 s are waited for it."
 )
-COLUMNS = {
-    "median": Column("median", "ms", better="less"),
-    "worst": Column("worst", "ms", better="less"),
-    "unheard": Column("not started in 30 s", "jobs", better="less"),
-}
+COLUMNS = {"median": less("median", "ms"), "worst": less("worst", "ms"), "unheard": less("not started in 30 s", "jobs")}
 LIMIT = 30.0
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -26,20 +26,33 @@ COLUMNS = {"noop": Column("no-op, 1 process", "jobs/s"), "sagas": Column("sagas"
 
 
 def measure(lab: Lab) -> dict[str, dict[str, Value]]:
-    rows = {"SQLite": _row(lab, "")}
+    def on_postgres(server: PostgresServer) -> dict[str, Value]:
+        for name in ("jobs", "sagas"):
+            server.execute(f"CREATE DATABASE {name}")
+        return _row(lab, server.database_url("jobs"), server.database_url("sagas"))
+
+    return on_both(lab, _row(lab, ""), on_postgres, lambda row: f"{row['noop']:,} jobs/s, {row['sagas']:,} sagas/s")
+
+
+def on_both(
+    lab: Lab,
+    sqlite: dict[str, Value],
+    on_postgres: Callable[[PostgresServer], dict[str, Value]],
+    summary: Callable[[dict[str, Value]], str],
+) -> dict[str, dict[str, Value]]:
+    """Also on PostgreSQL, if it is installed."""
+    rows = {"SQLite": sqlite}
     try:
         server = PostgresServer.start()
-    except pytest.skip.Exception as missing:  # raised if the server is not installed
+    except pytest.skip.Exception as missing:
         lab.say(str(missing))
         return rows
     try:
-        for name in ("jobs", "sagas"):
-            server.execute(f"CREATE DATABASE {name}")
-        rows["PostgreSQL"] = _row(lab, server.database_url("jobs"), server.database_url("sagas"))
+        rows["PostgreSQL"] = on_postgres(server)
     finally:
         server.stop()
     for name, row in rows.items():
-        lab.say(f"{name}: {row['noop']:,} jobs/s, {row['sagas']:,} sagas/s")
+        lab.say(f"{name}: {summary(row)}")
     return rows
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from redis.asyncio import Redis
@@ -78,10 +79,6 @@ async def ours(url: str, count: int, *, ordered: bool = False) -> dict[str, Valu
     return {"consume": round(count / seconds), "publish": round(count / published)}
 
 
-async def ours_ordered(url: str, count: int) -> dict[str, Value]:
-    return await ours(url, count, ordered=True)
-
-
 async def faststream(url: str, count: int) -> dict[str, Value]:
     from faststream.redis import RedisBroker, StreamSub
 
@@ -119,4 +116,8 @@ async def faststream(url: str, count: int) -> dict[str, Value]:
     return {"consume": round(count / seconds), "publish": None}
 
 
-CONTESTANTS: dict[str, Contest] = {"Queuesmith": ours, "Queuesmith, ordered": ours_ordered, "FastStream": faststream}
+CONTESTANTS: dict[str, Contest] = {
+    "Queuesmith": ours,
+    "Queuesmith, ordered": partial(ours, ordered=True),
+    "FastStream": faststream,
+}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import redis
 
-from bench.figures import Column, Value
+from bench.figures import Column, Value, less
 from bench.lab import Lab, Peer, Record
 
 TITLE = "Jobs per second"
@@ -23,8 +23,8 @@ COLUMNS = {
     "cpu20x2": Column("20 ms CPU, 2 processes", "jobs/s"),
     "kb1": Column("1 KB payload", "jobs/s"),
     "kb100": Column("100 KB payload", "jobs/s"),
-    "worker_us": Column("worker CPU per job", "µs", better="less"),
-    "redis_us": Column("Redis CPU per job", "µs", better="less"),
+    "worker_us": less("worker CPU per job", "µs"),
+    "redis_us": less("Redis CPU per job", "µs"),
 }
 
 

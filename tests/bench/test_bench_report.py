@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench import report, results
-from bench.figures import UNSTABLE, Column
+from bench.figures import UNSTABLE, Column, less
 from bench.targets import targets
 
 THROUGHPUT = SimpleNamespace(
@@ -15,9 +15,7 @@ THROUGHPUT = SimpleNamespace(
     COLUMNS={"noop": Column("no-op", "jobs/s", ratio=True), "noop2": Column("two"), "scaling": Column("2 : 1")},
 )
 CEILING = SimpleNamespace(TITLE="Limit", ABOUT="", COLUMNS={"P1": Column("1"), "P16": Column("16")})
-KILLS = SimpleNamespace(
-    TITLE="Kills", ABOUT="", COLUMNS={"lost": Column("lost", better="less"), "duplicated": Column("duplicated")}
-)
+KILLS = SimpleNamespace(TITLE="Kills", ABOUT="", COLUMNS={"lost": less("lost"), "duplicated": Column("duplicated")})
 PEERS = {
     "stock": {"title": "Stock", "version": "s 1", "settings": "as it comes"},
     "queuesmith": {"title": "Ours", "version": "q 1", "settings": "everything on"},
@@ -25,6 +23,10 @@ PEERS = {
     "huey": {"title": "Huey", "version": "h 1", "settings": "threads"},
     "node": {"title": "Node", "version": "n 1", "settings": "node"},
 }
+
+
+def add(data, name, section, rows, failures=()):
+    results.add(data, name, section, SimpleNamespace(failures=dict(failures)), rows)  # type: ignore[arg-type]
 
 
 def run(**noop):
@@ -39,11 +41,10 @@ def run(**noop):
         "missing": ["Celery: could not be installed"],
         "sections": {},
     }
-    lab = SimpleNamespace(failures={"huey": "its worker ended"})
     for turn in range(3):
         rows = {name.replace("_", "-"): {"noop": rates[turn]} for name, rates in noop.items()}
-        results.add(data, "throughput", THROUGHPUT, lab, rows)  # type: ignore[arg-type]
-    results.add(data, "ceiling", CEILING, lab, {"work": {"P1": 9_000, "P16": 20_000}})  # type: ignore[arg-type]
+        add(data, "throughput", THROUGHPUT, rows, {"huey": "its worker ended"})
+    add(data, "ceiling", CEILING, {"work": {"P1": 9_000, "P16": 20_000}})
     return data
 
 
@@ -68,15 +69,10 @@ def test_medians_spreads_ratios_and_shares_are_in_the_table():
 
 def test_settings_machine_and_gaps_are_reported():
     text = report.markdown(run(**STEADY))
-    for shown in (
-        "as it comes",
-        "everything on",
-        "2031-02-03",
-        "3 round(s)",
-        "Celery: could not be installed",
-        "Huey failed: its worker ended",
-    ):
+    for shown in ("as it comes", "everything on", "2031-02-03", "3 round(s)"):
         assert shown in text
+    assert "Celery: could not be installed" in text
+    assert "Huey failed: its worker ended" in text
 
 
 def test_targets_say_by_how_much_they_are_met_or_missed():
@@ -91,9 +87,8 @@ def test_targets_say_by_how_much_they_are_met_or_missed():
 
 def test_one_lost_job_in_one_round_misses_the_target():
     data = run(**STEADY)
-    lab = SimpleNamespace(failures={})
     for lost in (0, 1, 0):
-        results.add(data, "kills", KILLS, lab, {"queuesmith": {"lost": lost, "duplicated": 0}})  # type: ignore[arg-type]
+        add(data, "kills", KILLS, {"queuesmith": {"lost": lost, "duplicated": 0}})
     verdicts = {t.text: t.verdict for t in targets(data)}
     assert verdicts["jobs lost by the kills"] == "missed by 1"
     assert verdicts["jobs duplicated by the kills"] == "met"
@@ -101,9 +96,8 @@ def test_one_lost_job_in_one_round_misses_the_target():
 
 def test_a_missing_value_is_a_dash_and_words_are_kept():
     data = run(**STEADY)
-    lab = SimpleNamespace(failures={})
     rows = {"stock": {"lost": None, "duplicated": "does not say"}, "node": {"lost": 3, "duplicated": 0}}
-    results.add(data, "kills", KILLS, lab, rows)  # type: ignore[arg-type]
+    add(data, "kills", KILLS, rows)
     text = report.markdown(data)
     assert "| Stock | – | does not say |" in text
     assert "| Node | 3 | 0 |" in text
@@ -118,10 +112,9 @@ def test_results_survive_being_written_and_read(tmp_path):
 
 
 def test_what_is_measured_less_is_better_and_what_must_not_fall_is_compared_with_the_run_before(tmp_path):
-    data, lab = run(**STEADY), SimpleNamespace(failures={})
-    memory, streams = (SimpleNamespace(TITLE="", ABOUT="", COLUMNS={}) for _ in range(2))
-    results.add(data, "memory", memory, lab, {"stock": {"waiting": 100}, "queuesmith": {"waiting": 150}})  # type: ignore[arg-type]
-    results.add(data, "streams", streams, lab, {"Queuesmith": {"consume": 800}})  # type: ignore[arg-type]
+    data, plain = run(**STEADY), SimpleNamespace(TITLE="", ABOUT="", COLUMNS={})
+    add(data, "memory", plain, {"stock": {"waiting": 100}, "queuesmith": {"waiting": 150}})
+    add(data, "streams", plain, {"Queuesmith": {"consume": 800}})
     (tmp_path / "before.json").write_text(
         json.dumps({"sections": {"streams": {"rows": {"Queuesmith": {"consume": [1_000]}}}}})
     )

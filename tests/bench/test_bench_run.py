@@ -11,14 +11,9 @@ import pytest
 
 from bench import lab as labs
 from bench import sections
-from bench.lab import ENVS, ORDER, OURS, PEERS, RECORD, Lab, Peer, Tally
+from bench.lab import ENVS, ORDER, OURS, PEERS, RECORD, Peer, Tally
 from bench.sections import throughput
 from harness.processes import ROOT, alive
-
-
-@pytest.fixture
-def lab(redis_server, tmp_path):
-    return Lab([Peer.load(name) for name in OURS], quick=True, server=redis_server, folder=tmp_path)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bench.lab import ENVS, ORDER, OURS, Lab, Peer
+from bench.lab import ENVS, ORDER, OURS, Peer
 from bench.sections import crash, kills
 
 pytestmark = pytest.mark.slow
@@ -16,11 +16,6 @@ INSTALLED = [
     for name in ORDER
     if name in OURS or (ENVS / f"{name}.ready").exists()
 ]
-
-
-@pytest.fixture
-def lab(redis_server, tmp_path):
-    return Lab([Peer.load(name) for name in OURS], quick=True, server=redis_server, folder=tmp_path)
 
 
 @pytest.fixture

@@ -89,45 +89,34 @@ def tries(otherwise: int) -> int:
 
 def work(job: Job) -> None:
     """One job, for peers that call plain functions."""
-    started = time.time_ns()
-    kind = job["kind"]
-    if kind == "io5":
-        time.sleep(0.005)
-    elif kind == "hold":
-        record(job, started)
-        time.sleep(HOLD_SECONDS)
-    elif kind == "cpu20":
-        _compute(0.020)
-    elif kind == "row":
-        time.sleep(0.020)
-        insert(job)
-        time.sleep(0.020)
-    elif kind == "begin":
-        insert(job)
-        time.sleep(BEGIN_SECONDS)
-    record(job, started)
-    if kind == "fail":
-        raise Failed("on purpose")
+    for seconds in _pauses(job):
+        time.sleep(seconds)
 
 
 async def work_async(job: Job) -> None:
     """The same for peers that await."""
+    for seconds in _pauses(job):
+        await asyncio.sleep(seconds)
+
+
+def _pauses(job: Job) -> Iterator[float]:
+    """Does the work of a job, and says where to sleep for how long."""
     started = time.time_ns()
     kind = job["kind"]
     if kind == "io5":
-        await asyncio.sleep(0.005)
+        yield 0.005
     elif kind == "hold":
         record(job, started)
-        await asyncio.sleep(HOLD_SECONDS)
+        yield HOLD_SECONDS
     elif kind == "cpu20":
         _compute(0.020)
     elif kind == "row":
-        await asyncio.sleep(0.020)
+        yield 0.020
         insert(job)
-        await asyncio.sleep(0.020)
+        yield 0.020
     elif kind == "begin":
         insert(job)
-        await asyncio.sleep(BEGIN_SECONDS)
+        yield BEGIN_SECONDS
     record(job, started)
     if kind == "fail":
         raise Failed("on purpose")
@@ -157,11 +146,13 @@ def record(job: Job, started: int) -> None:
 # ---- adding jobs
 
 
-def jobs(given: argparse.Namespace) -> Iterator[Job]:
-    """Each is made, and so stamped, only when it is needed."""
+def jobs(given: argparse.Namespace, began: float = 0.0) -> Iterator[Job]:
+    """Each is made, and so stamped, only when it is needed; with a rate, not before it is due."""
     body = "x" * given.payload
-    for number in range(given.first, given.first + given.jobs):
-        yield {"n": number, "sent": time.time_ns(), "kind": given.kind, "body": body}
+    for turn in range(given.jobs):
+        if given.rate:
+            time.sleep(max(0.0, began + turn / given.rate - time.perf_counter()))
+        yield {"n": given.first + turn, "sent": time.time_ns(), "kind": given.kind, "body": body}
 
 
 def chunks(given: argparse.Namespace) -> Iterator[list[Job]]:
@@ -179,7 +170,7 @@ def fill(
         for chunk in chunks(given):
             add_many(chunk)
     else:
-        for job in _paced(given, began):
+        for job in jobs(given, began):
             add(job)
     _report(began)
 
@@ -194,19 +185,9 @@ async def fill_async(
         for chunk in chunks(given):
             await add_many(chunk)
     else:
-        for job in _paced(given, began):  # nothing else runs in this loop, so it may sleep in between
+        for job in jobs(given, began):  # nothing else runs in this loop, so it may sleep in between
             await add(job)
     _report(began)
-
-
-def _paced(given: argparse.Namespace, began: float) -> Iterator[Job]:
-    if not given.rate:
-        yield from jobs(given)
-        return
-    stream = jobs(given)
-    for turn in range(given.jobs):
-        time.sleep(max(0.0, began + turn / given.rate - time.perf_counter()))
-        yield next(stream)
 
 
 def _report(began: float) -> None:
