@@ -63,7 +63,10 @@ class Signer:
         if not keys or any(len(key.encode()) < MIN_KEY_BYTES for key in keys):
             raise ValueError(f"signing needs at least one key of {MIN_KEY_BYTES} bytes or more")
         # The id of a key is a digest of it: it names the key in the job without giving it away.
-        self._keys = {hashlib.sha256(b"id" + key.encode()).hexdigest()[:8]: _Hmac(key.encode()) for key in keys}
+        self._keys = {
+            hashlib.sha256(b"id" + key.encode()).hexdigest()[:8]: hmac.new(key.encode(), digestmod="sha256")
+            for key in keys
+        }
         self._current = next(iter(self._keys))
 
     def sign(self, name: str, job_id: str, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,20 +119,7 @@ def _member(signature: str) -> str:
     return f',"{FIELD}":"{signature}"'
 
 
-def _mac(key: _Hmac, name: str, job_id: str, body: str) -> str:
-    return key.hexdigest(f"[{_quoted(name)},{_quoted(job_id)},{body}]".encode())
-
-
-class _Hmac:
-    """HMAC-SHA-256 with what depends on the key alone computed once: a third of the time of `hmac.digest`."""
-
-    def __init__(self, key: bytes) -> None:
-        block = (hashlib.sha256(key).digest() if len(key) > 64 else key).ljust(64, b"\0")
-        self._inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in block))
-        self._outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in block))
-
-    def hexdigest(self, message: bytes) -> str:
-        inner, outer = self._inner.copy(), self._outer.copy()
-        inner.update(message)
-        outer.update(inner.digest())
-        return outer.hexdigest()
+def _mac(key: hmac.HMAC, name: str, job_id: str, body: str) -> str:
+    mac = key.copy()  # what depends on the key alone is computed once
+    mac.update(f"[{_quoted(name)},{_quoted(job_id)},{body}]".encode())
+    return mac.hexdigest()

@@ -109,7 +109,9 @@ async def test_hung_event_loop_gives_its_jobs_up_and_does_not_report_them(redis_
         await hung.line("lost", 10)
     assert taken_over["at"] < ended["at"]
     assert hung.lines("completed") == []
-    assert "is no longer ours" in hung.lines("error")[0]["text"] or "lock was lost" in hung.lines("error")[0]["text"]
+    # Among them: what was on its way to Redis when the loop hung has timed out.
+    errors = "\n".join(line["text"] for line in hung.lines("error"))
+    assert "is no longer ours" in errors or "lock was lost" in errors
 
 
 async def test_sigterm_under_load_loses_nothing_and_counts_no_stall(redis_server, redis_url, spawn, scale, figures):
