@@ -2,11 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-JOBS ?= 3  # tests wait more than they compute
+JOBS ?= 4  # tests wait more than they compute
 # Set in many containers, and then every process compiles its imports again: SQLAlchemy in 1.2 s instead of 0.3.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all faults full lint format sync lock bench bench-full guide screenshots demo-picture new-pattern release clean
+.PHONY: help install demo test test-all faults full lint format sync lock bench bench-full guide new-pattern release clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,12 +54,6 @@ bench: $(STAMP) ## Quick benchmark beside Celery, RQ, arq, … (minutes); ARGS="
 
 bench-full: $(STAMP) ## The whole benchmark, three rounds, and rewrite bench/results.json
 	@$(BIN)/python -m bench --full --publish $(ARGS)
-
-screenshots: $(STAMP) ## Make guide/assets/screenshots from a running StudyHall (needs chromium)
-	@$(BIN)/python -m guide.screenshots
-
-demo-picture: $(STAMP) ## Record the demo and draw it for the README: guide/assets/demo.svg
-	@$(BIN)/python -m guide.draw_demo
 
 new-pattern: $(STAMP) ## Lay out a new pattern: NAME=slow-start SKILL=background-jobs
 	@$(BIN)/python -m guide.new_pattern $(NAME) $(SKILL)

@@ -106,7 +106,7 @@ def _section(lab: Lab, run: results.Results, name: str, rounds: int) -> bool:
     for turn in range(1, turns + 1):
         lab.round, lab.prefix = turn, f"{name} {turn}/{turns}: "
         try:
-            results.add(run, name, module, lab, module.measure(lab))
+            results.add(run, name, lab, module.measure(lab))
         except Exception as error:  # the other sections are still worth having
             lab.say(f"failed: {error!r}")
             run.setdefault("errors", {})[name] = repr(error)

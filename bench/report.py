@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from bench import sections
 from bench.figures import Summary, number
-from bench.results import Results, columns, compare, limit, median
+from bench.results import Results, compare, limit, made_earlier, median
 from bench.targets import targets
 
 BASE = "stock"
@@ -22,7 +23,8 @@ def markdown(results: Results) -> str:
         rounds = "" if section["rounds"] == results["rounds"] else f" Rounds: {section['rounds']}."
         made = f" Measured {section['made']}." if "made" in section else ""
         stolen = f" The host took {section['stolen']} % of the CPU time meanwhile." if section.get("stolen") else ""
-        parts += [f"## {section['title']}", section["about"] + rounds + made + stolen, table(results, name, section)]
+        said = sections.load(name)
+        parts += [f"## {said.TITLE}", said.ABOUT + rounds + made + stolen, table(results, name, section)]
         parts += [f"{_title(results, row)} failed: {why}" for row, why in section["failed"].items()]
     parts += ["## Settings", _settings(results)]
     return "\n\n".join(parts) + "\n"
@@ -54,9 +56,13 @@ def _settings(results: Results) -> str:
 
 
 def table(results: Results, name: str, section: dict[str, Any]) -> str:
-    shown = {
-        key: column for key, column in columns(section).items() if any(key in row for row in section["rows"].values())
+    said = sections.load(name)
+    columns = said.COLUMNS
+    rows = {
+        row: said.words(row) | figures if hasattr(said, "words") else figures
+        for row, figures in section["rows"].items()
     }
+    shown = {key: column for key, column in columns.items() if any(key in row for row in rows.values())}
     heads, cells = [""], []
     for key, column in shown.items():
         heads.append(f"{column.label} ({column.unit})" if column.unit else column.label)
@@ -64,8 +70,8 @@ def table(results: Results, name: str, section: dict[str, Any]) -> str:
             heads.append(f"× {_title(results, BASE)}")
         if (name, key) in SHARES and limit(results, SHARES[name, key]):
             heads.append("of the limit")
-    for row, figures in section["rows"].items():
-        made = section.get("earlier", {}).get(row)
+    for row, figures in rows.items():
+        made = made_earlier(section, row)
         title = _title(results, row) + (f" ({made})" if made else "")
         line = [f"**{title}**" if row in OURS else title]
         for key, column in shown.items():

@@ -8,13 +8,12 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from bench.figures import Column, Ratio, Value, ratio
+from bench.figures import Ratio, Value, ratio
 
 if TYPE_CHECKING:  # the guide reads results without a laboratory
     from bench.lab import Lab, Peer
@@ -74,7 +73,8 @@ def keep_rows(results: Results, earlier: Results, name: str) -> None:
     for row, figures in before["rows"].items():
         if row in earlier["peers"] and row not in section["rows"]:
             section["rows"][row] = figures
-            section.setdefault("earlier", {})[row] = before.get("earlier", {}).get(row, before["made"])
+            made = made_earlier(before, row) or before["made"]
+            section.setdefault("earlier", {}).setdefault(made, []).append(row)
 
 
 def before(path: Path, figures: Iterable[tuple[str, str, str]]) -> dict[str, float]:
@@ -108,19 +108,9 @@ def _processor() -> str:
     return platform.machine()
 
 
-def add(results: Results, name: str, module: ModuleType, lab: Lab, round_: dict[str, dict[str, Value]]) -> None:
+def add(results: Results, name: str, lab: Lab, round_: dict[str, dict[str, Value]]) -> None:
     """One round of a section: a figure is the list of its rounds, or words where there is no number."""
-    section = results["sections"].setdefault(
-        name,
-        {
-            "title": module.TITLE,
-            "about": module.ABOUT,
-            "columns": {key: _given(column) for key, column in module.COLUMNS.items()},
-            "rounds": 0,
-            "rows": {},
-            "failed": {},
-        },
-    )
+    section = results["sections"].setdefault(name, {"rounds": 0, "rows": {}, "failed": {}})
     section["rounds"] += 1
     section["failed"] |= lab.failures
     for row, figures in round_.items():
@@ -131,11 +121,6 @@ def add(results: Results, name: str, module: ModuleType, lab: Lab, round_: dict[
                 kept[key] = [*rounds, value] if isinstance(rounds, list) else [value]
             elif value is not None:
                 kept.setdefault(key, value)
-
-
-def _given(column: Column) -> dict[str, Any]:
-    """Without defaults."""
-    return {name: value for name, value in vars(column).items() if value != getattr(Column, name, None)}
 
 
 def save(results: Results, path: Path) -> None:
@@ -167,17 +152,18 @@ def median(results: Results, section: str, row: str, key: str) -> float | None:
     return statistics.median(rounds) if rounds else None
 
 
+def made_earlier(section: dict[str, Any], row: str) -> str | None:
+    """When and where a row was measured that is kept from an earlier run."""
+    return next((made for made, rows in section.get("earlier", {}).items() if row in rows), None)
+
+
 def compare(results: Results, section: str, key: str, one: str, other: str) -> Ratio | None:
     """`one` / `other`, over rounds of the same run that both have."""
-    dates = results.get("sections", {}).get(section, {}).get("earlier", {})
-    if dates.get(one) != dates.get(other):
+    measured = results.get("sections", {}).get(section, {})
+    if made_earlier(measured, one) != made_earlier(measured, other):
         return None
     values_of_one, values_of_other = values(results, section, one, key), values(results, section, other, key)
     return ratio(values_of_one, values_of_other)
-
-
-def columns(section: Mapping[str, Any]) -> dict[str, Column]:
-    return {key: Column(**column) for key, column in section["columns"].items()}
 
 
 def limit(results: Results, kind: str) -> float | None:

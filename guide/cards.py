@@ -56,8 +56,8 @@ def measured(pattern: str, folders: tuple[Path, ...] = FOLDERS) -> Measured:
             runs = entries.pop("runs")
             for entry in entries.values():
                 entry["proof"] = _file_of().get(entry["proof"].partition("[")[0], "") + "::" + entry["proof"]
-                entry["date"], entry["mode"], entry["seed"] = entry["run"].split()
-                entry["versions"] = runs[entry["run"]]
+                entry["date"], entry["mode"], entry["seed"] = (run := entry.get("run") or next(iter(runs))).split()
+                entry["versions"] = runs[run]
             # A figure whose test was renamed or removed proves nothing any more.
             current = [name for name in sorted(entries) if not entries[name]["proof"].startswith("::")]
             return {name: entries[name] | {"pattern": pattern} for name in current}

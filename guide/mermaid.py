@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+import tempfile
 from pathlib import Path
 
 from queuesmith.catalogue import ROOT
@@ -28,19 +29,18 @@ def library() -> Path | None:
     if not shutil.which("npm"):
         return None
     CACHE.mkdir(parents=True, exist_ok=True)
-    pack = ["npm", "pack", f"mermaid@{VERSION}", "--silent", "--pack-destination", str(CACHE)]
-    done = subprocess.run(pack, cwd=CACHE, capture_output=True, timeout=180, check=False)
-    archive = CACHE / f"mermaid-{VERSION}.tgz"
-    if done.returncode or not archive.exists():
-        return None
-    with tarfile.open(archive) as packed:
-        member = packed.extractfile(MEMBER)
-        if member is None:
+    with tempfile.TemporaryDirectory(dir=CACHE) as folder:  # of its own: another build may fetch it too
+        pack = ["npm", "pack", f"mermaid@{VERSION}", "--silent"]
+        done = subprocess.run(pack, cwd=folder, capture_output=True, timeout=180, check=False)
+        archive, partial = Path(folder, f"mermaid-{VERSION}.tgz"), Path(folder, "partial")
+        if done.returncode or not archive.exists():
             return None
-        partial = script.with_suffix(".part")
-        partial.write_bytes(member.read())
-    partial.rename(script)
-    archive.unlink()
+        with tarfile.open(archive) as packed:
+            member = packed.extractfile(MEMBER)
+            if member is None:
+                return None
+            partial.write_bytes(member.read())
+        partial.rename(script)
     return script
 
 

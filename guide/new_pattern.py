@@ -21,8 +21,6 @@ Promise: @@, in words that a test can break.
 It does not hold @@: name the case.
 """
 
-from __future__ import annotations
-
 from .core.errors import JobError
 
 __all__ = ["NAME_", "NotYet"]

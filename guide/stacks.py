@@ -7,6 +7,7 @@
 """
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -40,6 +41,7 @@ class NotHere(Exception):
     """What the stack needs is not on this machine; the message says how to get it."""
 
 
+@functools.cache
 def install(stack: str) -> Path:
     """Its folder, ready to run."""
     source, built = SERVICES / stack, BUILT / stack

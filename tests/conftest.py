@@ -2,29 +2,9 @@
 
 import os
 import random
-from pathlib import Path
 
-HARNESS = Path(__file__).parent / "harness"
-
-pytest_plugins = [
-    f"harness.{name}"
-    for name in (
-        "processes",
-        "preloaded",
-        "tcp_proxy",
-        "redis",
-        "figures",
-        "postgres",
-        "rabbitmq",
-        "nats",
-        "kafka",
-        "node",
-        "browser",
-        "guide",
-        "claude",
-    )
-    if (HARNESS / f"{name}.py").exists()
-]
+PLUGINS = "processes preloaded tcp_proxy redis figures postgres rabbitmq nats kafka node browser guide claude"
+pytest_plugins = [f"harness.{name}" for name in PLUGINS.split()]
 
 
 def pytest_configure(config):
@@ -50,7 +30,7 @@ OPTIONAL = ("postgres", "own_postgres", "rabbitmq", "kafka", "any_kafka", "three
 
 def pytest_collection_modifyitems(config, items):
     """Tests marked `full` run in `make faults` and `make full` alone, `slow` ones not in a plain `make test`. Those on
-    optional servers count as slow: it takes as long on every machine."""
+    optional servers count as slow: it takes as long on every machine. The longest go first, the last are shared."""
     for item in items:
         given = item.callspec.params.values() if hasattr(item, "callspec") else ()
         names = [*getattr(item, "fixturenames", ()), *given, *(mark.name for mark in item.iter_markers())]
@@ -65,3 +45,4 @@ def pytest_collection_modifyitems(config, items):
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
+    items.sort(key=lambda item: [not item.get_closest_marker(name) for name in ("slow", "fault")])

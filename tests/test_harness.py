@@ -127,7 +127,7 @@ def test_a_child_hears_ctrl_c_also_when_its_caller_ignores_it(spawn):
     assert child.wait(20) == -signal.SIGINT
 
 
-def test_figures_of_parallel_writers_are_all_kept(tmp_path):
+def test_figures_of_parallel_writers_are_all_kept(tmp_path, monkeypatch):
     code = (
         "import sys; from harness.figures import record\n"
         "for n in range(10): record('parallel', f'{sys.argv[1]}-{n}', 'a proof', 1, {'n': n})\n"
@@ -138,7 +138,12 @@ def test_figures_of_parallel_writers_are_all_kept(tmp_path):
     kept = json.loads((tmp_path / "parallel.json").read_text())
     assert len(kept) == 30 + 1
     assert kept["2-9"]["figures"] == {"n": 9}
-    assert "bullmq 3" in kept["runs"][kept["2-9"]["run"]]
+    assert "bullmq 3" in str(kept["runs"])
+    with monkeypatch.context() as patch:  # a second run: each entry says which is its own
+        patch.setenv("QUEUESMITH_FIGURES", str(tmp_path))
+        figures_module.record("parallel", "later", "a proof", 2, {})
+    kept = json.loads((tmp_path / "parallel.json").read_text())
+    assert [kept[name]["run"].split()[2] for name in ("2-9", "later")] == ["1", "2"]
     assert [path.name for path in tmp_path.iterdir()] == ["parallel.json"]
 
 
@@ -146,8 +151,9 @@ def test_figures_scale_and_seed_follow_the_environment(monkeypatch, tmp_path, fi
     monkeypatch.setenv("QUEUESMITH_FIGURES", str(tmp_path))
     monkeypatch.setenv("QUEUESMITH_FULL", "1")
     assert scale(10, 1000) == 1000
-    entry = json.loads(figures("harness", name="one", lost=0).read_text())["one"]
-    assert entry["run"].endswith(f" full {seed}")
+    kept = json.loads(figures("harness", name="one", lost=0).read_text())
+    entry, (run,) = kept["one"], kept["runs"]
+    assert run.endswith(f" full {seed}")
     assert entry["figures"] == {"lost": 0}
     assert entry["proof"] == "test_figures_scale_and_seed_follow_the_environment"
     monkeypatch.setenv("QUEUESMITH_FULL", "0")

@@ -3,6 +3,7 @@
 TITLE    heading in the report
 ABOUT    a sentence or two: what was done, and how to read the table
 COLUMNS  figure name -> `Column(label, unit, better, ratio)`, or `less(label, unit)`
+words    optional: `def words(row)`, what the table says of a row that no run measures
 ROUNDS   optional: at most this many rounds, for slow sections
 measure  `def measure(lab) -> dict[str, dict[str, Value]]`: one round. Row -> figure name -> value. A row is the id of a
          peer, or any other name (shown as it is). None: not in this peer.

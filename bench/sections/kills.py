@@ -70,7 +70,6 @@ def survive(lab: Lab, peer: Peer, *, jobs: int, kills: int, limit: float, seed: 
             rest = _at_rest(effects, jobs, partial(held, peer, client, bench.queue), limit)
         left, times = held(peer, client, bench.queue), effects.times()
         lab.say(f"{peer.title}: {done} kills, {len(times)} of {jobs} done, {time.monotonic() - began:.0f} s after them")
-    words = WORDS[peer.id]
     return {
         "kills": done,
         "lost": max(0, jobs - len(times) - left.running),  # what is stuck may come back one day
@@ -78,9 +77,11 @@ def survive(lab: Lab, peer: Peer, *, jobs: int, kills: int, limit: float, seed: 
         "given_up": left.dead,
         "stuck": left.running,
         "seconds": f"> {limit:g}" if rest is None else round(rest, 1),
-        "settings": words.takeover,
-        "why": words.why,
     }
+
+
+def words(peer: str) -> dict[str, Value]:
+    return {"settings": WORDS[peer].takeover, "why": WORDS[peer].why}
 
 
 def moments(jobs: int, kills: int, seed: int) -> list[tuple[int, float]]:

@@ -31,9 +31,7 @@ FORGETS = ("huey",)  # what it runs is not in Redis
 
 def measure(lab: Lab) -> dict[str, dict[str, Value]]:
     limit = lab.scale(40, 90)
-    rows: dict[str, dict[str, Value]] = {
-        peer.id: {"by_default": WORDS[peer.id].default, "settings": WORDS[peer.id].takeover} for peer in lab.peers
-    }
+    rows: dict[str, dict[str, Value]] = {peer.id: {} for peer in lab.peers}
 
     def run_turn(turn: tuple[Peer, str]) -> None:
         peer, mode = turn
@@ -47,6 +45,10 @@ def measure(lab: Lab) -> dict[str, dict[str, Value]]:
     with ThreadPoolExecutor(AT_ONCE) as turns:
         list(turns.map(run_turn, [(peer, mode) for mode in ("default", "lowered") for peer in lab.peers]))
     return {name: row for name, row in rows.items() if "default" in row and "lowered" in row}
+
+
+def words(peer: str) -> dict[str, Value]:
+    return {"by_default": WORDS[peer].default, "settings": WORDS[peer].takeover}
 
 
 def recover(lab: Lab, peer: Peer, *, limit: float, lowered: bool) -> float | str:

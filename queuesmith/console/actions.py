@@ -18,9 +18,9 @@ from studyhall.patterns import cancel as cancelling
 from studyhall.patterns.core.redaction import redact_text
 from studyhall.patterns.dead_letter.archive import parsed
 
-from .jobs import LISTS, JobState, Reason, is_ours, where
+from .jobs import JobState, Reason, is_ours, where
 from .problems import Problem
-from .state import QUEUE, Admin, Console, JobId, QueueName, State
+from .state import LISTS, QUEUE, Admin, Console, JobId, QueueName, State
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 KEPT = 20

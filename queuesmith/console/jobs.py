@@ -4,7 +4,6 @@ No command reads more than a page of a state, so a list of 100,000 blocks the se
 BullMQ's own script for a job's state reads whole lists; here each state is asked only for the job.
 """
 
-import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
@@ -12,6 +11,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import to_json
 
 from studyhall.patterns import cancel as cancelling
 from studyhall.patterns.core.job import cancelled
@@ -20,7 +20,7 @@ from studyhall.patterns.dead_letter import dead_letters, find
 from studyhall.patterns.dead_letter.archive import parsed
 
 from .problems import Problem
-from .state import QUEUE, Admin, Console, JobId, QueueName, State
+from .state import LISTS, QUEUE, STATES, Admin, Console, JobId, QueueName, State, hashes, number
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 MAX_EVENTS_READ = 5_000
@@ -31,10 +31,7 @@ MAX_EXPORT = 10_000
 SEARCH_SECONDS = 0.15  # then the rest of a long list waits for the next request
 SEARCHED = 500  # jobs per step of a search
 FAR = 100_000  # how far into a list a job is searched for: about 2 ms
-ROW = ("name", "timestamp", "processedOn", "finishedOn", "atm", "failedReason", "progress", "pb")
-LISTS = ("active", "wait", "paused")
-# In the order in which an operator wants to see them.
-STATES = (*LISTS, "prioritized", "delayed", "waiting-children", "failed", "completed")
+ROW = ("name", "timestamp", "processedOn", "finishedOn", "atm", "failedReason", "progress", "pb", "opts")
 NEWEST_FIRST = frozenset({"failed", "completed"})
 SHOWN = frozenset({"added", "waiting", "waiting-children", "active", "delayed", "completed", "failed", "stalled"})
 JobState = Literal["active", "wait", "paused", "prioritized", "delayed", "waiting-children", "failed", "completed"]
@@ -73,11 +70,11 @@ async def jobs(
 ) -> dict[str, Any]:
     """One page of the jobs: those served next first, ended ones newest first. With `q` those that match; `next` is
     where to continue, null at the end."""
-    names = [await console.known(queue)] if queue else await console.names()
+    names, odd = await console.readable(STATES, queue)
     async with console.bounded():
         parts = await _parts(console, names, [state] if state else STATES)
         total = sum(count for _, _, count in parts)
-        known = {"queue": queue, "state": state, "total": total, "page": page, "size": size}
+        known = {"queue": queue, "state": state, "total": total, "page": page, "size": size, "unreadable": odd}
         if not (word := (q or "").strip()):
             rows = await page_of(console, parts, page * size, size)
             return {**known, "jobs": rows, "next": None, "looked": 0}
@@ -102,7 +99,7 @@ async def export(
     console: State, _: Admin, queue: Queue = None, state: JobState | None = None, q: Word = None
 ) -> StreamingResponse:
     """The first 10,000 of these, or of those that match `q`, as a JSON array: payloads and results, secrets masked."""
-    names = [await console.known(queue)] if queue else await console.names()
+    names, _odd = await console.readable(STATES, queue)
     async with console.bounded():
         parts = await _parts(console, names, [state] if state else STATES)
 
@@ -117,7 +114,7 @@ async def export(
             fitting = [row for row in batch if _matches(row, word)][: MAX_EXPORT - given]
             if fitting:
                 yield ",\n" if given else "["
-                yield ",\n".join(json.dumps(row, ensure_ascii=False) for row in fitting)
+                yield ",\n".join(to_json(row, inf_nan_mode="null").decode() for row in fitting)
             given += len(fitting)
         yield "]\n" if given else "[]\n"
 
@@ -143,14 +140,14 @@ async def add(console: State, _: Admin, wanted: NewJob) -> dict[str, str]:
     return {"queue": wanted.queue, "id": str(made.id)}
 
 
-@router.get("/jobs/{queue}/{job_id}")
+@router.get("/jobs/{queue}/{job_id:path}")
 async def job(console: State, _: Admin, queue: QueueName, job_id: JobId) -> dict[str, Any]:
     """One job: payload with secrets masked, every attempt with its error, logs, result, its earlier deaths."""
     await console.known(queue)
     client, key = console.redis, console.key(queue, job_id)
     async with console.bounded():
         fields: dict[str, str] = await client.hgetall(key) if await client.type(key) == "hash" else {}
-        place = await where(console, queue, job_id) if fields else {"state": "gone"}
+        place = await where(console, queue, job_id)
         happened = await _timeline(client, console.key(queue, "events"), job_id)
         logs = await client.lrange(f"{key}:logs", -MAX_LOGS, -1)
         logged = await client.llen(f"{key}:logs")
@@ -158,24 +155,24 @@ async def job(console: State, _: Admin, queue: QueueName, job_id: JobId) -> dict
     if console.store is not None and "dead_letters" in await console.tables():
         same = (dead_letters.c.queue == queue) & (dead_letters.c.job_id == job_id)
         deaths = await find(console.store, same, limit=20)
-    if not fields.get("name") and not deaths:
+    # Without a position it is only likely to be in a list of that length.
+    if not fields.get("name") and not deaths and (place["state"] == "unknown" or place.get("position", 0) is None):
         raise Problem(404, "not-found", f"There is no job {job_id!r} in {queue}, nor a dead letter of one.")
-    if not fields:
+    if not fields and deaths:
         fields = {name: str(value) for name, value in deaths[0].snapshot["fields"].items()}
         place = {"state": "dead"}
-    traces = parsed(fields.get("stacktrace")) or []
     row = _row(queue, job_id, place["state"], fields.get("returnvalue"), *(fields.get(name) for name in ROW))
     return {
         **row,
         **{name: value for name, value in place.items() if name != "state"},
-        "starts": int(fields.get("ats") or 0),
-        "stalls": int(fields.get("stc") or 0),
+        "starts": int(number(fields.get("ats")) or 0),
+        "stalls": int(number(fields.get("stc")) or 0),
         "options": redact(parsed(fields.get("opts"))),
         "payload": _shown(_unsigned(parsed(fields.get("data"))), fields.get("data")),
         "result": _shown(parsed(fields.get("returnvalue")), fields.get("returnvalue")),
         "parent": _ident(console, fields.get("parentKey", "")) or None,
         "attempts_failed": [
-            {"attempt": number, "error": redact_text(str(trace))} for number, trace in enumerate(traces, 1)
+            {"attempt": attempt, "error": error} for attempt, error in enumerate(_traces(fields.get("stacktrace")), 1)
         ],
         "logs": [redact_text(line) for line in logs],
         "logged": logged,
@@ -297,22 +294,22 @@ async def page_of(
         start = 0
         if len(ids) >= size:
             break
-    more = ("data", "returnvalue", "stacktrace", "opts") if whole else ()
+    more = ("data", "returnvalue", "stacktrace") if whole else ()
     async with client.pipeline(transaction=False) as pipe:
         for queue, state, ident, _score in ids:
             # A result can be large, and only a completed job's tells its state.
             result = "returnvalue" if state == "completed" and size <= 100 else "-"
             pipe.hmget(console.key(queue, ident), result, *ROW, *more)
-        answers = await pipe.execute()
+        answers = await hashes(pipe, [None] * (1 + len(ROW) + len(more)))
     rows = []
     for (queue, state, ident, score), values in zip(ids, answers, strict=True):
         row = _row(queue, ident, state, *values[: len(ROW) + 1])
         if state == "delayed":
             row["due"] = score // 0x1000 / 1000
         if whole:
-            data, result, traces, opts = (parsed(text) for text in values[len(ROW) + 1 :])
+            opts, data, result = (parsed(text) for text in values[len(ROW) : -1])
             row |= {"payload": redact(_unsigned(data)), "result": redact(result), "options": redact(opts)}
-            row["attempts_failed"] = [redact_text(str(trace)) for trace in traces or []]
+            row["attempts_failed"] = _traces(values[-1])
         rows.append(row)
     return rows
 
@@ -348,7 +345,7 @@ async def _node(console: Console, key: str) -> dict[str, Any]:
     state = (await where(console, queue, ident))["state"] if name else "unknown"
     state = _named(state, result)
     done = parsed(progress)
-    percent = 100.0 if state == "completed" else float(done.get("percent", 0)) if isinstance(done, dict) else 0.0
+    percent = 100.0 if state == "completed" else (isinstance(done, dict) and number(str(done.get("percent")))) or 0.0
     return {
         "id": _ident(console, key),
         "queue": queue,
@@ -382,7 +379,9 @@ async def _timeline(client: Any, key: str, job_id: str) -> list[dict[str, Any]]:
 
 def _row(queue: str, ident: str, state: str, result: str | None, *values: str | None) -> dict[str, Any]:
     """`values` are those of ROW."""
-    name, added, started, ended, attempts, reason, progress, worker = values
+    name, added, started, ended, attempts, reason, progress, worker, opts = values
+    odd = [field for field, text in zip(ROW[1:5], values[1:5], strict=True) if text and number(text) is None]
+    odd += [] if (opts or "{").lstrip().startswith("{") else ["opts"]
     done = parsed(progress)
     if type(done) in (int, float):
         done = {"percent": done}
@@ -394,10 +393,11 @@ def _row(queue: str, ident: str, state: str, result: str | None, *values: str | 
         "added_at": _seconds(added),
         "started_at": _seconds(started),
         "ended_at": _seconds(ended),
-        "attempts_made": int(attempts or 0),
+        "attempts_made": int(number(attempts) or 0),
         "reason": redact_text(reason) if reason else None,
         "progress": redact(done) if isinstance(done, dict) else None,
         "worker": worker or None,
+        "unreadable": "its key holds no job" if name is None else f"odd: {', '.join(odd)}" if odd else None,
     }
 
 
@@ -421,8 +421,10 @@ def _unsigned(data: Any) -> Any:
     return {name: value for name, value in data.items() if name != "sig"} if isinstance(data, dict) else data
 
 
+def _traces(text: str | None) -> list[str]:
+    traces = parsed(text)
+    return [redact_text(str(trace)) for trace in traces] if isinstance(traces, list) else []
+
+
 def _seconds(milliseconds: str | None) -> float | None:
-    try:
-        return float(milliseconds) / 1000 if milliseconds else None
-    except ValueError:
-        return None
+    return (number(milliseconds) or 0) / 1000 or None

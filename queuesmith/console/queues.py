@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import math
 import time
 import uuid
 from datetime import datetime
@@ -22,7 +23,7 @@ from studyhall.patterns.dead_letter.archive import parsed
 from studyhall.patterns.schedule import history as ticks
 
 from .problems import Problem
-from .state import Admin, Console, JobId, QueueName, State
+from .state import STATES, Admin, Console, JobId, QueueName, State, hashes, number
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 SAMPLE_SECONDS = 5.0
@@ -55,7 +56,7 @@ async def history(console: State, _: Admin) -> list[dict[str, Any]]:
 
 async def measured(console: Console) -> dict[str, Any]:
     since = (time.time() - 60) * 1000
-    names = await console.names()
+    names, odd = await console.readable((*STATES, "meta"))
     letters = counts(console.store) if console.store and "dead_letters" in await console.tables() else None
     died = (await letters(since / 1000))[1] if letters else {}
     async with console.bounded():
@@ -70,7 +71,7 @@ async def measured(console: Console) -> dict[str, Any]:
     for row in rows["queues"]:
         row["completed_last_minute"], row["completed"], failed = next(ends), next(ends), next(ends)
         row["failed_last_minute"] = failed + died.get(row["queue"], 0)
-    return {**rows, "at": time.time()}
+    return {**rows, "unreadable": odd, "at": time.time()}
 
 
 async def sampling(console: Console) -> None:
@@ -104,7 +105,7 @@ async def resume(console: State, _: Admin, queue: QueueName) -> dict[str, bool]:
 async def workers(console: State, _: Admin) -> dict[str, Any]:
     """The connected workers, what runs, since when and where; `workers` is null if this Redis user may not list
     connections."""
-    names = await console.names()
+    names, odd = await console.readable(["active"])
     async with console.bounded():
         try:
             clients = await console.redis.client_list()
@@ -116,7 +117,8 @@ async def workers(console: State, _: Admin) -> dict[str, Any]:
                 pipe.llen(console.key(queue, "active"))
             running = sum(await pipe.execute())
     listed = None if clients is None else [worker for queue in names for worker in _workers(console, queue, clients)]
-    return {"workers": listed, "active": active, "running": running, "queues": names, "at": time.time()}
+    known = {"queues": sorted([*names, *odd]), "unreadable": odd}
+    return {"workers": listed, "active": active, "running": running, **known, "at": time.time()}
 
 
 def _workers(console: Console, queue: str, clients: list[dict[str, str]]) -> list[dict[str, Any]]:
@@ -146,15 +148,15 @@ async def _active(console: Console, queue: str) -> list[dict[str, Any]]:
         for ident in ids:
             pipe.hmget(console.key(queue, ident), "name", "processedOn", "pb", "ats")
             pipe.pttl(console.key(queue, ident, "lock"))
-        answers = await pipe.execute()
+        answers = await hashes(pipe, [None] * 4)
     return [
         {
             "queue": queue,
             "id": ident,
             "name": name or "",
-            "started_at": float(started) / 1000 if started else None,
+            "started_at": (number(started) or 0) / 1000 or None,
             "worker": worker or None,
-            "starts": int(starts or 0),
+            "starts": int(number(starts) or 0),
             # If not, its worker is gone, and the next stalled check gives it to another.
             "held": lock > 0,
         }
@@ -168,46 +170,48 @@ async def schedules(console: State, _: Admin) -> dict[str, Any]:
     Queuesmith service keeps its ticks in the store."""
     rows, total, now = [], 0, time.time()
     past, missed_at = await _ticks(console)
+    names, odd = await console.readable(["repeat"])
     async with console.bounded():
-        for queue in await console.names():
+        for queue in names:
             key = console.key(queue, "repeat")
             due = await console.redis.zrange(key, 0, SHOWN_SCHEDULES - 1, withscores=True)
             total += await console.redis.zcard(key)
             async with console.redis.pipeline(transaction=False) as pipe:
                 for ident, _score in due:
                     pipe.hgetall(console.key(queue, "repeat", ident))
-                hashes = await pipe.execute()
+                found = await hashes(pipe, {})
             async with console.redis.pipeline(transaction=False) as pipe:
-                lasts = [_last(fields, score) for fields, (_ident, score) in zip(hashes, due, strict=True)]
+                lasts = [_last(fields, score) for fields, (_ident, score) in zip(found, due, strict=True)]
                 for (ident, _score), last in zip(due, lasts, strict=True):
                     job = console.key(queue, "repeat", ident, str(int(last or 0)))
                     pipe.hmget(job, "finishedOn", "failedReason", "processedOn")
-                ends = await pipe.execute()
-            for (ident, score), fields, last, (ended, failed, started) in zip(due, hashes, lasts, ends, strict=True):
-                created = _number(fields.get("startDate"))
-                known = last if last and (started or int(fields.get("ic") or 1) > 1) else None
+                ends = await hashes(pipe, [None] * 3)
+            for (ident, score), fields, last, (ended, failed, started) in zip(due, found, lasts, ends, strict=True):
+                created, made = number(fields.get("startDate")), int(number(fields.get("ic")) or 1)
+                known = last if last and (started or made > 1) else None
                 rows.append(
                     {
                         "queue": queue,
                         "id": ident,
                         "name": fields.get("name") or "",
                         "pattern": fields.get("pattern"),
-                        "every": _number(fields.get("every")),
+                        "every": number(fields.get("every")),
                         "tz": fields.get("tz"),
                         "next": score / 1000,
                         "overdue": now - score / 1000 > LATE,
                         "last": known / 1000 if known else None,
                         "last_state": "failed" if failed else "completed" if ended else "active" if started else None,
                         "last_job": f"repeat:{ident}:{int(last)}" if last and started else None,
-                        "ran": max(0, int(fields.get("ic") or 0) - 1),  # the last of them is the next to come
+                        "ran": max(0, made - 1),  # the last of them is the next to come
                         "starts": created / 1000 if created else None,
                         "payload": redact(parsed(fields.get("data"))),
                         "missed": past[ident].missed if ident in past else 0,
                         "skipped": past[ident].skipped if ident in past else 0,
                         "missed_at": missed_at.get(ident, []),
+                        "unreadable": None if fields else "its key holds no schedule",
                     }
                 )
-    return {"schedules": rows, "total": total}
+    return {"schedules": rows, "total": total, "unreadable": odd}
 
 
 async def _ticks(console: Console) -> tuple[dict[str, Any], dict[str, list[float]]]:
@@ -250,18 +254,13 @@ async def run_now(console: State, _: Admin, queue: QueueName, schedule_id: JobId
 
 def _last(fields: dict[str, str], due: float) -> float | None:
     """The tick before this one, by the schedule's own rule."""
-    if every := _number(fields.get("every")):
+    if not math.isfinite(due):
+        return None
+    if every := number(fields.get("every")):
         return due - every
     try:
         zone = ZoneInfo(fields.get("tz") or "UTC")
         before = croniter(fields["pattern"], datetime.fromtimestamp(due / 1000, zone), second_at_beginning=True)
         return float(before.get_prev(float)) * 1000
     except (KeyError, ValueError, OSError):
-        return None
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return float(text) if text else None
-    except ValueError:
         return None

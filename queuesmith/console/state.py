@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import math
 import re
 import time
 from collections import deque
@@ -15,10 +16,12 @@ from fastapi import Depends, Path, Request
 from fastapi.security import HTTPBearer
 from fastapi.security.http import HTTPAuthorizationCredentials
 from pydantic import BeforeValidator
+from redis.exceptions import ResponseError
 from sqlalchemy import inspect
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from studyhall.patterns.core.errors import QueueUnavailable
+from studyhall.patterns.core.redaction import redact_text
 from studyhall.patterns.core.store import read
 from studyhall.patterns.in_process_tasks import Tasks
 from studyhall.patterns.producer import Producer
@@ -31,6 +34,10 @@ LOOK_AGAIN = 3.0  # seconds between scans for new queues, more if scanning takes
 FIRST_LOOK = 0.2  # seconds that a request waits for the first scan of a large server
 MOST_QUEUES = 500
 SECONDS = 5.0  # for a command of the console, the slowest of several
+LISTS = ("active", "wait", "paused")
+# In the order in which an operator wants to see them.
+STATES = (*LISTS, "prioritized", "delayed", "waiting-children", "failed", "completed")
+KINDS = {**dict.fromkeys(STATES, "zset"), **dict.fromkeys(LISTS, "list"), "repeat": "zset", "meta": "hash"}
 
 QUEUE = r"^[^\x00-\x1f:]{1,200}$"
 # Quoted twice by the page: a slash in a name would otherwise split the path.
@@ -74,7 +81,12 @@ class Console:
             async with self.producer.bounded(SECONDS):
                 yield
         except QueueUnavailable as error:
-            raise QueueUnavailable("Redis does not answer. What is shown of its queues may be old.") from error
+            if error.__cause__ is None:  # not from the connection: it has its own words
+                raise
+            words = "Redis does not answer. What is shown of its queues may be old."
+            if isinstance(error.__cause__, ResponseError):  # it does, and says why not
+                words = f"Redis refused: {redact_text(str(error.__cause__))}"
+            raise QueueUnavailable(words) from error
 
     def database(self) -> AsyncEngine:
         if self.store is None:
@@ -117,6 +129,19 @@ class Console:
             raise Problem(404, "not-found", f"There is no queue {queue!r} here.")
         return queue
 
+    async def readable(self, parts: Sequence[str], queue: str | None = None) -> tuple[list[str], dict[str, str]]:
+        """The queues, or this one, whose `parts` are what BullMQ makes them; of the others, why not."""
+        names = [await self.known(queue)] if queue else await self.names()
+        odd: dict[str, str] = {}
+        pairs = [(name, part) for name in names for part in parts]
+        async with self.bounded(), self.redis.pipeline(transaction=False) as pipe:
+            for pair in pairs:
+                pipe.type(self.key(*pair))
+            for (name, part), kind in zip(pairs, await pipe.execute(), strict=True):
+                if kind not in ("none", KINDS[part]):
+                    odd[name] = f"{part} is a {kind}, not a {KINDS[part]}"
+        return [name for name in names if name not in odd], odd
+
     async def _look(self) -> None:
         # Every queue that was ever added to has this key. A step of 2,000 keys blocks the server for about 1 ms.
         start, end = f"{self.producer.prefix}:", ":meta"
@@ -131,6 +156,24 @@ class Console:
             self._found = sorted(names | set(self._found))
         self._found, ended = sorted(names), time.monotonic()
         self._look_at = ended + min(30.0, max(LOOK_AGAIN, 10 * (ended - began)))
+
+
+async def hashes(pipe: Any, nothing: Any) -> list[Any]:
+    """The answers of a pipeline, `nothing` for a key that is no hash."""
+    answers = await pipe.execute(raise_on_error=False)
+    for answer in answers:
+        if isinstance(answer, Exception) and not str(answer).startswith("WRONGTYPE"):
+            raise answer
+    return [nothing if isinstance(answer, Exception) else answer for answer in answers]
+
+
+def number(text: str | None) -> float | None:
+    """None: there is none, or it is not one."""
+    try:
+        value = float(text or "nan")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def _state(request: Request) -> Console:

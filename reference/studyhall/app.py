@@ -50,9 +50,7 @@ async def open_app(settings: Settings, *, edge: bool = False) -> AsyncIterator[A
         async with open_database(settings) as store:
             traces = tracing.to_file(settings.trace_file, "studyhall") if settings.trace_file else None
             jobs, signer = job_types(), Signer(settings.keys())
-            producer = Producer(
-                redis.url, validated(jobs), tracing.tracing_adds(), signing(signer), small(), flows=Flows()
-            )
+            producer = Producer(redis.url, validated(jobs), tracing.tracing_adds(), signing(signer), small(), Flows())
             if edge:
                 producer.admission = admission(settings, producer.redis)
             try:

@@ -1,12 +1,13 @@
 """The `studyhall` command. Each command's module is imported when it is called: `--help` answers at once."""
 
-import gc
 import sys
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+
+from .quick_imports import quick_imports
 
 # name -> where it is, and the first line of its own help (a test compares them).
 COMMANDS = {
@@ -101,13 +102,8 @@ for _name, (_, _about) in (COMMANDS | HIDDEN).items():
 def command(name: str) -> Any:
     """The real command, imported now."""
     module, _, attribute = (COMMANDS | HIDDEN)[name][0].partition(":")
-    # redis-py imports them for a name in its annotations, and that takes longer than redis-py itself.
-    sys.modules.setdefault("opentelemetry.sdk.metrics", None)  # type: ignore[arg-type]
-    gc.disable()  # looking for garbage took a tenth of the imports' time
-    try:
+    with quick_imports():
         loaded = getattr(import_module(f".{module}", __package__), attribute)
-    finally:
-        gc.enable()
     if isinstance(loaded, typer.Typer):
         return typer.main.get_group(loaded)
     alone = typer.Typer(add_completion=False)

@@ -113,10 +113,12 @@ def replay(
     done = run(work())
     if as_json:
         show_json(done)
-        return
-    say(f"replayed {len(done['replayed'])}: {', '.join(done['replayed'][:10])}")
-    for ident, why in done.get("refused", {}).items():
-        say(f" {ident}: {why}", "left", "yellow")
+    else:
+        say(f"replayed {len(done['replayed'])}: {', '.join(done['replayed'][:10])}")
+        for ident, why in done.get("refused", {}).items():
+            say(f" {ident}: {why}", "left", "yellow")
+    if done.get("refused"):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -59,7 +59,8 @@ def _print(report: dict[str, Any]) -> None:
         if alert["signal"] not in report["over_limit"]:
             say(" was over its limit and is not back below it", alert["signal"], "yellow", err=True)
     if report["healthy"]:
-        say("", "healthy", "green")
+        idle = all(queue["workers"] == 0 for queue in report["queues"])
+        say(": but nobody is working, no worker is alive" if idle else "", "healthy", "green")
 
 
 def cleanup_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from . import db
-from .jobs import STAGES, study_flow
+from .jobs import study_flow
 from .patterns import checkpoint, dead_letter, idempotency
 from .patterns.claim_check import Blobs, SweptBlobs
 from .patterns.core.store import read
@@ -24,13 +24,14 @@ from .patterns.producer import Producer
 from .patterns.reconciliation import Expected, Reconciled, reconcile
 from .patterns.retention import DEFAULT, Retention
 from .patterns.saga import store as saga_store
+from .stages import STAGES
 from .watching import RULES, signals
 
 log = logging.getLogger("studyhall.maintenance")
 SAGAS_KEPT = 60 * 24 * 3600.0  # seconds after its end; as long as the markers of jobs
 CHAT_KEPT = 24 * 3600.0  # seconds after the end of its token for which a chat command is remembered
 GRACE = 120.0  # seconds that an upload may be on its way into the queue
-LAST = STAGES[-1]
+LAST = list(STAGES)[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class Maintenance:
 
     async def _present(self, documents: Collection[str]) -> set[str]:
         """Those with a living flow: its last stage is in Redis, or a stage is a dead letter or waits to be queued."""
-        queue = self.producer.queue(self.producer.queue_of(LAST))
+        queue = self.producer.queue(STAGES[LAST])
         async with self.producer.redis.pipeline(transaction=False) as batch:
             for document in documents:
                 batch.exists(queue.toKey(job_id(LAST, document)))

@@ -6,16 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from bench import report, results
-from bench.figures import UNSTABLE, Column, less
+from bench.figures import UNSTABLE
 from bench.targets import targets
 
-THROUGHPUT = SimpleNamespace(
-    TITLE="Jobs per second",
-    ABOUT="How it was done.",
-    COLUMNS={"noop": Column("no-op", "jobs/s", ratio=True), "noop2": Column("two"), "scaling": Column("2 : 1")},
-)
-CEILING = SimpleNamespace(TITLE="Limit", ABOUT="", COLUMNS={"P1": Column("1"), "P16": Column("16")})
-KILLS = SimpleNamespace(TITLE="Kills", ABOUT="", COLUMNS={"lost": less("lost"), "duplicated": Column("duplicated")})
 PEERS = {
     "stock": {"title": "Stock", "version": "s 1", "settings": "as it comes"},
     "queuesmith": {"title": "Ours", "version": "q 1", "settings": "everything on"},
@@ -25,8 +18,8 @@ PEERS = {
 }
 
 
-def add(data, name, section, rows, failures=()):
-    results.add(data, name, section, SimpleNamespace(failures=dict(failures)), rows)  # type: ignore[arg-type]
+def add(data, name, rows, failures=()):
+    results.add(data, name, SimpleNamespace(failures=dict(failures)), rows)  # type: ignore[arg-type]
 
 
 def run(**noop):
@@ -43,8 +36,8 @@ def run(**noop):
     }
     for turn in range(3):
         rows = {name.replace("_", "-"): {"noop": rates[turn]} for name, rates in noop.items()}
-        add(data, "throughput", THROUGHPUT, rows, {"huey": "its worker ended"})
-    add(data, "ceiling", CEILING, {"work": {"P1": 9_000, "P16": 20_000}})
+        add(data, "throughput", rows, {"huey": "its worker ended"})
+    add(data, "ceiling", {"work": {"P1": 9_000, "P16": 20_000}})
     return data
 
 
@@ -88,7 +81,7 @@ def test_targets_say_by_how_much_they_are_met_or_missed():
 def test_one_lost_job_in_one_round_misses_the_target():
     data = run(**STEADY)
     for lost in (0, 1, 0):
-        add(data, "kills", KILLS, {"queuesmith": {"lost": lost, "duplicated": 0}})
+        add(data, "kills", {"queuesmith": {"lost": lost, "duplicated": 0}})
     verdicts = {t.text: t.verdict for t in targets(data)}
     assert verdicts["jobs lost by the kills"] == "missed by 1"
     assert verdicts["jobs duplicated by the kills"] == "met"
@@ -97,7 +90,7 @@ def test_one_lost_job_in_one_round_misses_the_target():
 def test_a_missing_value_is_a_dash_and_words_are_kept():
     data = run(**STEADY)
     rows = {"stock": {"lost": None, "duplicated": "does not say"}, "node": {"lost": 3, "duplicated": 0}}
-    add(data, "kills", KILLS, rows)
+    add(data, "kills", rows)
     text = report.markdown(data)
     assert "| Stock | – | does not say |" in text
     assert "| Node | 3 | 0 |" in text
@@ -112,9 +105,9 @@ def test_results_survive_being_written_and_read(tmp_path):
 
 
 def test_what_is_measured_less_is_better_and_what_must_not_fall_is_compared_with_the_run_before(tmp_path):
-    data, plain = run(**STEADY), SimpleNamespace(TITLE="", ABOUT="", COLUMNS={})
-    add(data, "memory", plain, {"stock": {"waiting": 100}, "queuesmith": {"waiting": 150}})
-    add(data, "streams", plain, {"Queuesmith": {"consume": 800}})
+    data = run(**STEADY)
+    add(data, "memory", {"stock": {"waiting": 100}, "queuesmith": {"waiting": 150}})
+    add(data, "streams", {"Queuesmith": {"consume": 800}})
     (tmp_path / "before.json").write_text(
         json.dumps({"sections": {"streams": {"rows": {"Queuesmith": {"consume": [1_000]}}}}})
     )

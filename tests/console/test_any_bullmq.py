@@ -72,20 +72,6 @@ def client_of(console, token=TOKEN):
     return httpx2.Client(base_url=console.url, headers={"authorization": f"Bearer {token}"}, timeout=30)
 
 
-@pytest.fixture(scope="module")
-def server():
-    made = RedisServer.start()
-    yield made
-    made.stop()
-
-
-@pytest.fixture(scope="module")
-def console(server, tmp_path_factory):
-    running = ConsoleServer(tmp_path_factory.mktemp("console"), server.url)
-    yield running
-    running.close()
-
-
 def finished(client, wanted):
     started = client.post("/admin/actions", json=wanted)
     assert started.status_code == 202, started.text
@@ -119,6 +105,9 @@ def test_100000_jobs_in_each_state_are_shown_without_holding_redis(server, conso
     ]
     best = {}
     with client_of(console) as client, server.client() as redis:
+        redis.lpush("bull:big:wait", "one", "more")
+        assert client.get("/admin/jobs/big/no-such-job").status_code == 404
+        redis.lpop("bull:big:wait", 2)
         until_sync(
             lambda: [row["queue"] for row in client.get("/admin/queues").json().get("queues", [])] == ["big"],
             timeout=60,
@@ -483,6 +472,16 @@ def test_an_operator_pages_searches_retries_and_sends_the_address(server, consol
     page.get_by_role("button", name="Pause it").click()
     card.locator(".pill", has_text="paused").wait_for()
     assert "Times in " in page.locator("#zone").inner_text()
+    fresh = open_page(console, "#/overview", token=True)
+    label = fresh.locator("[data-key=posts] svg[role=img]").first.get_attribute("aria-label")
+    assert int(re.findall(r"last (\d+) samples", label)[0]) > 1, "what was before the page"
+
+    page.goto("/#/jobs/posts")
+    page.get_by_role("button", name="Add a job…").click()
+    page.get_by_label("Name of the job").fill("by-hand")
+    page.get_by_label("Id (optional").fill("new-1")
+    page.get_by_role("button", name="Add it").click()
+    page.locator(".detail").get_by_text("by-hand").first.wait_for()
 
 
 @pytest.mark.needs_browser

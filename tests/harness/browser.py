@@ -82,8 +82,6 @@ class StudyHall:
         self._started = 0
         self._api: Spawned | None = None
         self._worker: Spawned | None = None
-        self._relay: Spawned | None = None
-        self._sandbox: Spawned | None = None
         self.start_api()
         if worker:
             self.start_worker()
@@ -108,16 +106,6 @@ class StudyHall:
     def start_worker(self) -> None:
         self._worker = self._spawn("worker", "--processes", "1")
         self._worker.line_sync('"ready"', timeout=60)
-
-    def start_relay(self) -> None:
-        """A payment provider and the event worker: from here on orders are paid, confirmed or undone."""
-        folder = self.directory / "payments"
-        self._sandbox = spawn_python(
-            "studyhall.payment_sandbox", "--port", "0", "--data-dir", folder, log=self.directory / "payments.log"
-        )
-        url = json.loads(self._sandbox.line_sync('"url"', timeout=30))["url"]
-        self._relay = self._spawn("event-worker", "--payment-url", url)
-        self._relay.line_sync('"ready"', timeout=60)
 
     def command(self, *args: str) -> str:
         """`studyhall …` on the same data; its output."""
@@ -149,7 +137,7 @@ class StudyHall:
 
     def close(self) -> None:
         """Ends the API, the worker and, with the last of them, the embedded server."""
-        children = [child for child in (self._relay, self._sandbox, self._worker, self._api) if child]
+        children = [child for child in (self._worker, self._api) if child]
         for child in children:
             if child.returncode is None:
                 child.terminate()

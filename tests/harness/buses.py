@@ -1,6 +1,7 @@
 """Every event-bus adapter under one name each, and what their suites have in common."""
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -67,8 +68,18 @@ def through(proxy: TcpProxy, url: str) -> str:
     return url.replace(f":{proxy.target}", f":{proxy.port}")
 
 
-def open_bus(kind: str, url: str, prefix: str) -> EventBus:
-    return BUSES[kind.removeprefix("three-")](url, prefix)
+def open_bus(kind: str, url: str, prefix: str | None = None) -> EventBus:
+    return BUSES[kind.removeprefix("three-")](url, prefix or new_prefix())
+
+
+def new_prefix() -> str:
+    return f"t{uuid.uuid4().hex[:10]}"
+
+
+async def close_bus(bus: EventBus) -> None:
+    await asyncio.wait_for(bus.close(), 30)
+    if (client := getattr(bus, "redis", None)) is not None:
+        await client.aclose()
 
 
 def events(count: int, subject: str | None = None, **data: Any) -> list[Event]:

@@ -42,10 +42,14 @@ def record(pattern: str, name: str, proof: str, seed: int, figures: dict[str, An
         merged = json.loads(path.read_text()) if path.exists() else {}
         if "runs" not in merged:  # of an older form
             merged = {"runs": {}}
-        runs = merged.pop("runs") | {run: versions()}
+        runs = merged.pop("runs")
+        merged = {each: {"run": next(iter(runs)), **entry} for each, entry in merged.items()}
         merged[name] = {"run": run, "proof": proof, "figures": figures}
         used = {entry["run"] for entry in merged.values()}
-        merged["runs"] = {run: shown for run, shown in runs.items() if run in used}
+        runs = {each: shown for each, shown in {**runs, run: versions()}.items() if each in used}
+        for entry in merged.values() if len(runs) == 1 else ():
+            del entry["run"]  # not said again for each
+        merged["runs"] = runs
         with tempfile.NamedTemporaryFile("w", dir=directory, suffix=".tmp", delete=False) as out:
             close = functools.partial(json.dumps, sort_keys=True, separators=(",", ":"))
             rows = (f'"{name}":{close(merged[name])}' for name in sorted(merged))

@@ -74,7 +74,7 @@ def full_producer(
 ) -> Producer:
     """Every step there is."""
     steps = [validated(jobs), tracing_adds(), *([signing(signer)] if signer else []), small(most_bytes)]
-    return Producer(url, *steps, flows=Flows(), **options)
+    return Producer(url, *steps, Flows(), **options)
 
 
 class _Lines(logging.Handler):

@@ -343,9 +343,7 @@ def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_call
     block = re.search(r"```toml\n\[service\.env\]\n(.*?)\n\n(.*?)```", page, re.DOTALL)
     assert block
     proof = (tmp_path / "prove.toml").read_text()
-    (tmp_path / "prove.toml").write_text(
-        proof.replace("[service.env]\n", f"[service.env]\nOUTSIDE_LONGEST = '2'\n{block[1]}\n") + block[2]
-    )
+    (tmp_path / "prove.toml").write_text(proof.replace("[service.env]\n", f"[service.env]\n{block[1]}\n") + block[2])
     card = prove(load(tmp_path / "prove.toml"), Options(seed=3, only=("kill-at-effect",)))
     shutil.rmtree(card.evidence, ignore_errors=True)
     assert {row.verdict for row in card.rows} == {"held"}, as_text(card)

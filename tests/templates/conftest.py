@@ -52,7 +52,8 @@ def export(folder, *, proofs=True):
     parts = ["templates", "skills", "reference/studyhall/patterns", "queuesmith", "bin"]
     for part in [*parts, *(["tests/harness", "tests/reference"] if proofs else [])]:
         shutil.copytree(ROOT / part, folder / part, ignore=built, dirs_exist_ok=True)
-    for part in ("copier.yml", "pyproject.toml", "reference/studyhall/api/impatient.py"):
+    shared = [f"reference/studyhall/{name}.py" for name in ("api/impatient", "quick_imports")]
+    for part in ("copier.yml", "pyproject.toml", *shared):
         (folder / part).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / part, folder / part)
 

@@ -536,16 +536,21 @@ def test_the_bare_command_and_help_list_the_commands(queuesmith):
     assert "tests/reference/unit/test_retry.py" in out
 
 
+def new_without_packages(tmp_path, root, name, **env):
+    """`queuesmith new` with a Python that has nothing else."""
+    (tmp_path / "bin").mkdir()
+    alone = shutil.copy(Path(sys.base_prefix) / "bin" / "python3", tmp_path / "bin")
+    env = {"PYTHONHOME": sys.base_prefix, "HOME": str(tmp_path), **env}
+    command = [alone, root / "bin" / "queuesmith", "new", name, "--defaults"]
+    return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+
 def test_when_uvx_cannot_fetch_copier_it_says_what_else_can_be_done(installed, tmp_path):
-    alone, tools = tmp_path / "bin" / "python3", tmp_path / "tools"
-    for folder in (alone.parent, tools):
-        folder.mkdir()
-    shutil.copy(Path(sys.base_prefix) / "bin" / "python3", alone)
+    tools = tmp_path / "tools"
+    tools.mkdir()
     for name in ("uv", "uvx"):
         shutil.copy(Path(sys.executable).with_name(name), tools / name)
-    env = {"PATH": str(tools), "PYTHONHOME": sys.base_prefix, "HOME": str(tmp_path), "UV_OFFLINE": "1"}
-    command = [alone, installed / "bin" / "queuesmith", "new", "x"]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = new_without_packages(tmp_path, installed, "x", PATH=str(tools), UV_OFFLINE="1")
     assert done.returncode == 2, done.stderr
     assert "uvx could not get it" in done.stderr
     assert "pip install copier" in done.stderr
@@ -555,34 +560,19 @@ def test_when_uvx_cannot_fetch_copier_it_says_what_else_can_be_done(installed, t
 @pytest.mark.slow
 def test_right_after_make_demo_the_copier_of_the_checkout_is_used(tmp_path):
     """Nothing on PATH: `make` has built ./.venv, and copier is in there."""
-    checkout, alone = tmp_path / "queuesmith", tmp_path / "bin" / "python3"
+    checkout = tmp_path / "queuesmith"
     export(checkout)
     tool = checkout / ".venv" / "bin" / "copier"
-    for folder in (tool.parent, alone.parent):
-        folder.mkdir(parents=True)
+    tool.parent.mkdir(parents=True)
     tool.write_text(f'#!/bin/sh\nunset PYTHONHOME\nexec {sys.executable} -m copier "$@"\n')
     tool.chmod(0o755)
-    shutil.copy(Path(sys.base_prefix) / "bin" / "python3", alone)
-    env = {"PATH": "/nowhere", "PYTHONHOME": sys.base_prefix, "HOME": str(tmp_path)}
-    command = [alone, checkout / "bin" / "queuesmith", "new", "shop", "--defaults"]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = new_without_packages(tmp_path, checkout, "shop", PATH="/nowhere")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "shop" / "Makefile").is_file()
 
 
 def test_without_copier_it_says_how_to_get_it(installed, tmp_path):
-    alone = tmp_path / "bin" / "python3"
-    alone.parent.mkdir()
-    shutil.copy(Path(sys.base_prefix) / "bin" / "python3", alone)
-    env = {"PATH": str(tmp_path / "nothing"), "PYTHONHOME": sys.base_prefix}
-    done = subprocess.run(
-        [alone, installed / "bin" / "queuesmith", "new", "x"],
-        env=env,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = new_without_packages(tmp_path, installed, "x", PATH="/nowhere")
     assert done.returncode == 2, done.stderr
     assert "pip install copier" in done.stderr
 

@@ -5,34 +5,32 @@ import asyncio
 import ctypes
 import gc
 import os
-import sys
 
 import contest
 import uvloop
 from sqlalchemy import text
 
-# As studyhall/cli.py does: redis-py would import them, and uses them in annotations alone.
-# ruff: noqa: E402
-sys.modules.setdefault("opentelemetry.sdk.metrics", None)  # type: ignore[arg-type]
+from studyhall.quick_imports import quick_imports
 
-from studyhall.patterns.backpressure import max_age
-from studyhall.patterns.bullmq_worker import ReliableWorker
-from studyhall.patterns.checkpoint import checkpointed
-from studyhall.patterns.claim_check import max_payload, small
-from studyhall.patterns.core.errors import Permanent
-from studyhall.patterns.core.open_store import create_all, open_store
-from studyhall.patterns.deadline import within_deadline
-from studyhall.patterns.idempotency.once import inboxes, once
-from studyhall.patterns.observability import configure_logging, logged
-from studyhall.patterns.observability.metrics import JobMetrics, measured
-from studyhall.patterns.pipeline import Done, JobContext, Pipeline
-from studyhall.patterns.producer import JobRequest, Producer
-from studyhall.patterns.progress import reporting
-from studyhall.patterns.signed_payload import Signer, signed, signing
-from studyhall.patterns.stall_budget import crash_budget
-from studyhall.patterns.store_gate import store_gate
-from studyhall.patterns.tracing import traced, tracing_adds
-from studyhall.patterns.typed_jobs import JobTypes, Payload, typed, validated
+with quick_imports():  # as studyhall/cli.py does
+    from studyhall.patterns.backpressure import max_age
+    from studyhall.patterns.bullmq_worker import ReliableWorker
+    from studyhall.patterns.checkpoint import checkpointed
+    from studyhall.patterns.claim_check import max_payload, small
+    from studyhall.patterns.core.errors import Permanent
+    from studyhall.patterns.core.open_store import create_all, open_store
+    from studyhall.patterns.deadline import within_deadline
+    from studyhall.patterns.idempotency.once import inboxes, once
+    from studyhall.patterns.observability import configure_logging, logged
+    from studyhall.patterns.observability.metrics import JobMetrics, measured
+    from studyhall.patterns.pipeline import Done, JobContext, Pipeline
+    from studyhall.patterns.producer import JobRequest, Producer
+    from studyhall.patterns.progress import reporting
+    from studyhall.patterns.signed_payload import Signer, signed, signing
+    from studyhall.patterns.stall_budget import crash_budget
+    from studyhall.patterns.store_gate import store_gate
+    from studyhall.patterns.tracing import traced, tracing_adds
+    from studyhall.patterns.typed_jobs import JobTypes, Payload, typed, validated
 
 KEYS = ["a-signing-key-for-the-benchmark-0123456789"]
 MAX_PAYLOAD = 256 * 1024  # above the default of 64 KB, for the row with 100 KB

@@ -277,6 +277,11 @@ export function empty(title, ...lines) {
   return h("div", { class: "empty" }, h("p", { class: "empty-title" }, title), lines.map((line) => (line instanceof Node ? line : h("p", null, line))));
 }
 
+/** A note for each queue that the server could not read. */
+export function unread(queues = {}) {
+  return Object.entries(queues).map(([queue, why]) => h("p", { class: "note tone-warn" }, `${queue} cannot be read: ${why}.`));
+}
+
 export function toast(message, kind = "ok") {
   const node = h("div", { class: `toast tone-${kind}` }, icon(kind === "bad" ? "warn" : "done"), h("span", null, message));
   const toasts = document.getElementById("toasts");

@@ -10,6 +10,7 @@ class Queues extends EventTarget {
   trouble = "";
   history = new Map(); // queue -> {depth: [], oldest: [], rate: [], failures: []}
   rows = [];
+  unreadable = {}; // queue -> why
   totals = {};
 
   start() {
@@ -52,6 +53,7 @@ class Queues extends EventTarget {
 
   #take(answer) {
     this.rows = answer.queues;
+    this.unreadable = answer.unreadable;
     this.known = true;
     this.#keep(this.rows);
     const sum = (field) => this.rows.reduce((total, row) => total + (Number(row[field]) || 0), 0);

@@ -41,10 +41,10 @@ def rows(env, query):
             return []
 
 
-def until(condition, *processes):
+def until(condition, log, *processes):
     ends = time.monotonic() + 120
     while not condition():
-        assert all(process.poll() is None for process in processes), "ended, see above"
+        assert all(process.poll() is None for process in processes), log.read_text()
         assert time.monotonic() < ends, "it did not happen in time"
         time.sleep(0.1)
 
@@ -64,16 +64,16 @@ def test_many_slots_of_one_date_and_a_run_by_hand_take_effect_once(env, tmp_path
     with log.open("w") as out:
         workers = [subprocess.Popen(words, **kwargs, stderr=out) for _ in range(2)]
     try:
-        until(lambda: slots() >= 2, *workers)
+        until(lambda: slots() >= 2, log, *workers)
         killed = workers.pop(0)
         killed.kill()
         killed.wait()
         seen = slots()
-        until(lambda: slots() >= seen + 2 and keys(), *workers)
+        until(lambda: slots() >= seen + 2 and keys(), log, *workers)
         days = keys()[0], "20200101"
         command = [sys.executable, *RUN_NOW, *days, *EXAMPLE.split()]
         subprocess.run(command, **kwargs, check=True)
-        until(lambda: all(by_hand(day) for day in days), *workers)
+        until(lambda: all(by_hand(day) for day in days), log, *workers)
         assert [*map(by_hand, days)] == [["duplicate"], ["completed"]], log.read_text()
         assert not rows(env, "select reason from dead_letters")
         assert len(keys()) == len(set(keys())) <= 3, "the third: midnight passed"

@@ -23,7 +23,8 @@ When it does not hold
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,12 +32,11 @@ from redis.asyncio import Redis
 
 from .core.errors import Expired, Overloaded
 from .core.execution import CallNext, JobContext, Step
+from .core.request import Outgoing
 
-__all__ = ["Admission", "Admit", "Limits", "Load", "Overloaded", "max_age"]
+__all__ = ["Admission", "Limits", "Load", "Overloaded", "max_age"]
 
 LOWEST = 2_097_151  # the lowest priority BullMQ takes: 2097152 throws in Node, passes in Python
-
-Admit = Callable[[str, int, int], Awaitable[None]]  # (queue, jobs, priority); raises to refuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Load:
 
 
 class Admission:
-    """`Producer(admission=Admission(…))` asks it before each add. `limits`: one for all, or by queue."""
+    """`producer.admission = Admission(…)` is asked before each add. `limits`: one for all, or by queue."""
 
     def __init__(
         self,
@@ -76,8 +76,17 @@ class Admission:
         self._script = redis.register_script(_LOAD)
         self._seen: dict[str, tuple[float, asyncio.Task[Load]]] = {}
 
-    async def __call__(self, queue: str, jobs: int = 1, priority: int = LOWEST) -> None:
-        """Raises `Overloaded` when the queue cannot take `jobs` more (0: only ask). Redis errors pass through."""
+    async def __call__(self, jobs: Iterable[Outgoing], *, only_ask: bool = False) -> None:
+        """Raises `Overloaded` when a queue cannot take its part of these jobs. Redis errors pass through."""
+        for (queue, priority), count in Counter((job.ref.queue, job.opts["priority"]) for job in jobs).items():
+            await self.admit(queue, 0 if only_ask else count, priority)
+
+    async def ask(self, jobs: Iterable[Outgoing]) -> None:
+        """The same for jobs that are added later, elsewhere: nothing is counted."""
+        await self(jobs, only_ask=True)
+
+    async def admit(self, queue: str, jobs: int = 1, priority: int = LOWEST) -> None:
+        """Raises `Overloaded` when the queue cannot take `jobs` more (0: only ask)."""
         limits = self._limits if isinstance(self._limits, Limits) else self._limits.get(queue)
         if limits is None:
             return
@@ -116,11 +125,12 @@ class Admission:
         return Overloaded(f"{why}. Nothing was stored: send it again in {wait:.0f} s.", retry_after=wait)
 
 
-def max_age() -> Step:
-    """Drop work older than the `max_age` of its request, counted from when it was due."""
+def max_age(seconds: float | None = None) -> Step:
+    """Drop work older than the `max_age` of its request, counted from when it was due; than `seconds` where the
+    request names none, as those of other producers."""
 
     def max_age(run: JobContext, call_next: CallNext) -> Awaitable[Any]:
-        worth = run.meta.get("max_age")
+        worth = run.meta.get("max_age", seconds)
         if worth is not None and isinstance(worth, int | float) and run.waited > worth:
             raise Expired(f"waited {run.waited:.0f} s, worth {worth:g} s: {Expired.__doc__}")
         return call_next(run)

@@ -194,10 +194,12 @@ def uncharged() -> Iterator[None]:
 @contextlib.asynccontextmanager
 async def owned_process(*argv: str, **options: Any) -> AsyncIterator[asyncio.subprocess.Process]:
     """A subprocess that never outlives the block: at its end the whole process group gets SIGKILL."""
-    process = await asyncio.create_subprocess_exec(*argv, start_new_session=True, **options)
+    starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*argv, start_new_session=True, **options))
     try:
-        yield process
+        # Shielded: cancelled while it starts one, asyncio kills the process but not what that has started.
+        yield await asyncio.shield(starting)
     finally:
+        process = await starting
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # the group: a shell's children would survive the shell
         await process.wait()

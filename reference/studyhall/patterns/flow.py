@@ -12,7 +12,7 @@ as a whole. Redis Cluster is not supported.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from bullmq import FlowProducer
 from redis.asyncio import Redis
 
 from .core.failures import Permanent
-from .core.request import JobRequest, Outgoing
+from .core.request import AddNext, JobRequest, Outgoing
 
 __all__ = [
     "FlowConflict",
@@ -101,13 +101,18 @@ def edge_options(policy: str | OnFailure) -> dict[str, Any]:
 class _Producer(Protocol):
     redis: Redis
     prefix: str
-    options: dict[str, Any]
 
     def refuse_twins(self, jobs: Sequence[Outgoing], twins: Sequence[Sequence[Any]], now: int) -> None: ...
 
 
 class Flows:
-    """For `Producer(flows=Flows())`: a request with children is added with all below it, or not at all."""
+    """A step of a producer: a request with children is added with all below it, or not at all."""
+
+    def __call__(self, jobs: Sequence[Outgoing], call_next: AddNext) -> Awaitable[None]:
+        for job in jobs:
+            for child in job.children:
+                child.opts |= edge_options(child.request.on_failure)
+        return call_next()
 
     def check(self, request: JobRequest) -> None:
         """Raise `FlowTooLarge` before anything is built."""
@@ -118,13 +123,12 @@ class Flows:
                 raise FlowTooLarge(f"over {MAX_JOBS} jobs or {MAX_DEPTH} levels. {FlowTooLarge.__doc__}")
             level = [child for parent in level for child in parent.children]
 
-    async def add(self, producer: _Producer, jobs: Sequence[Outgoing]) -> None:
-        """`jobs`: the root, then all below it. Raises when one of them was there already, failed or with another
-        payload."""
+    async def add_flow(self, producer: _Producer, jobs: Sequence[Outgoing]) -> None:
+        """`jobs`: the root, then all below it. Raises when one was there already, failed or with another payload."""
         now = round(time.time() * 1000)
         node = _tree(jobs[0], now)
         await check_parents(node, producer.redis, producer.prefix)
-        await FlowProducer(producer.options).add(node)
+        await FlowProducer({"connection": producer.redis, "prefix": producer.prefix}).add(node)
         producer.refuse_twins(jobs, await _present(producer, jobs), now)
 
 
@@ -139,10 +143,7 @@ async def _present(producer: _Producer, jobs: Sequence[Outgoing]) -> list[tuple[
 
 
 def _tree(job: Outgoing, now: int) -> dict[str, Any]:
-    children = []
-    for child in job.children:
-        child.opts |= edge_options(child.request.on_failure)
-        children.append(_tree(child, now))
+    children = [_tree(child, now) for child in job.children]
     opts = {**job.opts, "jobId": job.ref.id, "timestamp": now}
     return {"name": job.ref.name, "queueName": job.ref.queue, "data": job.data, "opts": opts, "children": children}
 

@@ -28,14 +28,12 @@ class Priority(IntEnum):
     LOW = 10_000  # cleanup, analytics
 
 
+_TIERS: dict[object, Priority] = {tier.name.lower(): tier for tier in Priority} | {tier: tier for tier in Priority}
+
+
 def priority_of(tier: str | int | Priority) -> Priority:
     """The tier for a name or number; anything else is refused, because bullmq-Python validates nothing."""
-    try:
-        if isinstance(tier, str):
-            return Priority[tier.upper()]
-        if isinstance(tier, int) and not isinstance(tier, bool):  # True is 1, but not a tier
-            return Priority(tier)
-    except (KeyError, ValueError):
-        pass
-    known = ", ".join(p.name.lower() for p in Priority)
-    raise UnknownPriority(f"unknown priority {str(tier)[:50]!r}: use one of {known}")
+    wanted = tier.lower() if isinstance(tier, str) else tier
+    if not isinstance(wanted, (str, int)) or wanted is True or wanted not in _TIERS:  # True is 1, but not a tier
+        raise UnknownPriority(f"unknown priority {str(tier)[:50]!r}: use one of {', '.join(map(str, _TIERS))}")
+    return _TIERS[wanted]

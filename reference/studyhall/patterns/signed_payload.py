@@ -5,6 +5,9 @@ handler never runs. Keys rotate without a gap: sign with the first, accept all. 
 the new key as the second one, then make it the first, then drop the old one when no job signed with it is
 left (a day after the longest delay, retry and dead-letter age).
 
+A signature is 128 bits in base64. The long form, 256 bits in hex, is accepted too: older producers write it. Older
+workers refuse the short one as forged, so deploy workers before producers.
+
 It does not hold against somebody who has the key, and it does not hide the payload: it is signed, not
 encrypted. Replaying a genuine job under its own id is stopped by the idempotency marker, not here. A job's
 options (attempts, delay, priority) are not signed: whoever can write to Redis can still delay or drop jobs.
@@ -15,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+from binascii import b2a_base64
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any
@@ -83,7 +87,7 @@ class Signer:
         job.sealed = (job.data, f"{body[:-1]}{_member(signature)}}}")
 
     def _signature(self, name: str, job_id: str, body: str) -> str:
-        return f"{self._current}.{_mac(self._keys[self._current], name, job_id, body)}"
+        return f"{self._current}.{_short(_mac(self._keys[self._current], name, job_id, body)).decode()}"
 
     def verify(self, name: str, job_id: str, data: Mapping[str, Any], text: str | None = None) -> bool:
         """Raise `ForgedJob` unless one of our keys signed exactly this. `text`: what `data` was read from; True when it
@@ -99,15 +103,14 @@ class Signer:
         # Our producers write the canonical form and put the signature at its end, after what was signed.
         end = f"{_member(signature)}}}"
         signed = f"{text[: -len(end)]}}}" if text and text.endswith(end) else ""
-        if signed and hmac.compare_digest(given, _mac(key, name, job_id, signed).encode()):
+        if signed and _same(given, _mac(key, name, job_id, signed)):
             return True
         try:  # written by others: an older version, a tool that changed the job
-            expected = _mac(key, name, job_id, _body(data))
+            if _same(given, _mac(key, name, job_id, _body(data))):
+                return False
         except NotJson:  # nothing our own producer could have written
-            expected = ""
-        if not expected or not hmac.compare_digest(given, expected.encode()):
-            raise ForgedJob("the signature does not match: the job's name, id or data was altered")
-        return False
+            pass
+        raise ForgedJob("the signature does not match: the job's name, id or data was altered")
 
 
 def _body(data: Mapping[str, Any]) -> str:
@@ -119,7 +122,16 @@ def _member(signature: str) -> str:
     return f',"{FIELD}":"{signature}"'
 
 
-def _mac(key: hmac.HMAC, name: str, job_id: str, body: str) -> str:
+def _mac(key: hmac.HMAC, name: str, job_id: str, body: str) -> bytes:
     mac = key.copy()  # what depends on the key alone is computed once
     mac.update(f"[{_quoted(name)},{_quoted(job_id)},{body}]".encode())
-    return mac.hexdigest()
+    return mac.digest()
+
+
+def _short(mac: bytes) -> bytes:
+    return b2a_base64(mac[:16], newline=False)[:22]  # without the padding
+
+
+def _same(given: bytes, mac: bytes) -> bool:
+    expected = mac.hex().encode() if len(given) == 2 * len(mac) else _short(mac)
+    return hmac.compare_digest(given, expected)

@@ -5,8 +5,6 @@ A term is a run of one to three words that comes back and holds no stop word. It
 own, not inside a longer term: "plate boundary" does not drag "boundary" along.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import math

@@ -1,4 +1,4 @@
-{@% set process = 'relay' if kind == 'event-driven' else 'worker' %@}
+{@% set process, entry = ('relay', 'relay') if kind == 'event-driven' else ('worker', 'work') %@}
 {@% set operator = (['events', 'saga'] if kind == 'event-driven' else ['dlq'] + (['schedule'] if 'schedule' in patterns else [])) + ['health', 'purge', 'status'] %@}
 """python -m {@ package @} run | api | {@ process @}
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from . import __version__
+from .quick_imports import quick_imports
 
 if TYPE_CHECKING:  # the rest is imported where it is needed: --help and --version answer at once
     from .settings import Settings
@@ -41,12 +41,8 @@ def main() -> int:
     )
     parser.add_argument("--with-parent", type=int, help=argparse.SUPPRESS)  # end when this process does
     if sys.argv[1:2] and sys.argv[1] in COMMANDS:
-        # redis-py imports them for a name in its annotations, and that takes longer than redis-py itself.
-        sys.modules.setdefault("opentelemetry.sdk.metrics", None)  # type: ignore[arg-type]
-        gc.disable()  # looking for garbage takes a tenth of the imports' time
-        from .commands import main as command
-
-        gc.enable()
+        with quick_imports():
+            from .commands import main as command
         return command(sys.argv[1:])
     given = parser.parse_args()
     process = given.process
@@ -65,9 +61,9 @@ def main() -> int:
         style = "human" if process == "run" else settings.log_format
         configure_logging(settings.log_level, style=style)
         if process == "{@ process @}":
-            from .{@ process @} import {@ 'relay' if kind == 'event-driven' else 'work' @}
+            from .{@ process @} import {@ entry @}
 
-            asyncio.run({@ 'relay' if kind == 'event-driven' else 'work' @}(settings))
+            asyncio.run({@ entry @}(settings))
         elif process == "api":
             serve(settings)
         else:

@@ -30,10 +30,10 @@ class App:
 
 
 @asynccontextmanager
-async def open_app(settings: Settings) -> AsyncIterator[App]:
+async def open_app(settings: Settings, *, redis_may_be_away: bool = False) -> AsyncIterator[App]:
     """Find or start Redis, open the database, close both at the end."""
     jobs, signer = job_types(), Signer(settings.keys())
-    redis = ensure_redis(settings.data_dir, settings.redis_url)
+    redis = ensure_redis(settings.data_dir, settings.redis_url, may_be_away=redis_may_be_away)
     try:
         store = open_store(settings.store_url)
         try:

@@ -13,6 +13,7 @@ import asyncio
 import getpass
 {@% endif %@}
 import json
+import os
 import shutil
 import sys
 import textwrap
@@ -20,6 +21,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import {@ 'asdict, ' if not jobs @}dataclass
 from datetime import UTC, datetime
 from typing import Any, NoReturn
+
+from redis.exceptions import RedisError
 
 from .app import App, open_app
 {@% if not jobs %@}
@@ -33,7 +36,7 @@ from .lookup import look
 {@% if jobs %@}
 from .patterns import dead_letter
 {@% endif %@}
-from .patterns.core.errors import JobError, clean_text
+from .patterns.core.errors import JobError{@ ', QueueUnavailable' if jobs @}, clean_text
 {@% if jobs %@}
 from .patterns.core.job import DAY
 {@% endif %@}
@@ -84,28 +87,35 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str]) -> int:
-    options = _parser().parse_args(argv)
+    # What is not UTF-8 arrives as half characters, which no database takes.
+    options = _parser().parse_args([each.encode(errors="replace").decode() for each in argv])
     try:
         settings = load(environment())
         configure_logging("warning", style="human")
 
         async def go() -> Answer:
-            async with open_app(settings) as app:
+            async with open_app(settings, redis_may_be_away=options.redis_may_be_away) as app:
                 do: Do = options.do
                 return await do(app, options)
 
         answer = asyncio.run(go())
-    except (JobError, SettingsError, EngineError, WrongStoreUrl) as error:
+    except (JobError, SettingsError, EngineError, WrongStoreUrl, RedisError) as error:
+        # What redis-py says may quote a payload.
+        text = type(error).__name__ if isinstance(error, RedisError) else clean_text(str(error), 1_000)
         if options.json:
-            print(json.dumps({"error": str(error)}))
+            print(json.dumps({"error": text}))
         else:
-            print(f"error: {clean_text(str(error))}", file=sys.stderr)
+            print(f"error: {text}", file=sys.stderr)
         return 1
-    if options.json:
-        print(json.dumps(answer.data, indent=2, default=str))
-    else:
-        rows = answer.rows if answer.rows is not None else answer.data
-        _show(rows if isinstance(rows, list) else [{"": name, "value": value} for name, value in rows.items()])
+    try:
+        if options.json:
+            print(json.dumps(answer.data, indent=2, default=str))
+        else:
+            rows = answer.rows if answer.rows is not None else answer.data
+            _show(rows if isinstance(rows, list) else [{"": name, "value": value} for name, value in rows.items()])
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return answer.code
 
 
@@ -113,23 +123,23 @@ def _parser() -> Parser:
     parser = Parser(prog="{@ package @}", description=__doc__)
     groups = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(group: Any, name: str, do: Do, about: str) -> argparse.ArgumentParser:
+    def command(group: Any, name: str, do: Do, about: str, *, redis: bool = True) -> argparse.ArgumentParser:
         sub: argparse.ArgumentParser = group.add_parser(name, help=about, description=about)
         sub.add_argument("--json", action="store_true", help="for scripts")
-        sub.set_defaults(do=do)
+        sub.set_defaults(do=do, redis_may_be_away=not redis)
         return sub
 
 {@% if jobs %@}
     dlq = groups.add_parser("dlq", help="jobs that failed for good").add_subparsers(required=True)
-    sub = command(dlq, "list", dlq_list, "those that wait for a person, the newest first")
-    sub.add_argument("--limit", type=int, default=50)
+    sub = command(dlq, "list", dlq_list, "those that wait for a person, the newest first", redis=False)
+    sub.add_argument("--limit", type=_count, default=50)
     sub.add_argument("--after", metavar="ID", help="next page: the last id of the page before")
-    command(dlq, "show", dlq_show, "one, with payload and stack trace").add_argument("id")
+    command(dlq, "show", dlq_show, "one, with payload and stack trace", redis=False).add_argument("id")
     sub = command(dlq, "replay", dlq_replay, "back into the queue, under their own ids")
     sub.add_argument("id", nargs="*")
     sub.add_argument("--all", action="store_true", help="all that wait, ten a second")
-    sub = command(dlq, "purge", dlq_purge, "forget old ones for good")
-    sub.add_argument("--older-than", type=float, required=True, metavar="DAYS")
+    sub = command(dlq, "purge", dlq_purge, "forget old ones for good", redis=False)
+    sub.add_argument("--older-than", type=_days, required=True, metavar="DAYS")
     sub.add_argument("--yes", action="store_true", help="do not ask")
 {@% if scheduled %@}
     clock = groups.add_parser("schedule", help="what runs by the clock").add_subparsers(required=True)
@@ -151,10 +161,10 @@ def _parser() -> Parser:
     sub.add_argument("--event", action="append", metavar="ID")
     sub.add_argument("--force", action="store_true", help="also what it had: repeats effects on purpose")
     saga = groups.add_parser("saga", help="what each saga is doing").add_subparsers(required=True)
-    sub = command(saga, "list", saga_list, "the newest change first")
+    sub = command(saga, "list", saga_list, "the newest change first", redis=False)
     sub.add_argument("--state", help="needs_repair: those that wait for a person")
-    command(saga, "show", saga_show, "its steps and all that happened").add_argument("id")
-    sub = command(saga, "repair", saga_repair, "how a stuck one goes on")
+    command(saga, "show", saga_show, "its steps and all that happened", redis=False).add_argument("id")
+    sub = command(saga, "repair", saga_repair, "how a stuck one goes on", redis=False)
     sub.add_argument("id")
     sub.add_argument("--note", required=True, help="what you found and did; kept in its history")
     how = sub.add_mutually_exclusive_group(required=True)
@@ -165,8 +175,8 @@ def _parser() -> Parser:
     sub.add_argument("--result", type=json.loads, metavar="JSON", help="with --done: what the step returns")
     sub.add_argument("--force", action="store_true", help="also in the middle of a call")
 {@% endif %@}
-    command(groups, "health", health, "every signal and its limit; exit code 1 when one is over it")
-    command(groups, "purge", purge, "delete what is older than KEPT_DAYS")
+    command(groups, "health", health, "every signal and its limit; exit code 1 when one is over it", redis=False)
+    command(groups, "purge", purge, "delete what is older than KEPT_DAYS", redis=False)
     command(groups, "status", status, "how far a request is").add_argument("id")
     return parser
 
@@ -197,7 +207,11 @@ async def status(app: App, options: argparse.Namespace) -> Answer:
 
 {@% if jobs %@}
 async def dlq_list(app: App, options: argparse.Namespace) -> Answer:
-    await dead_letter.sweep(app.jobs.queues, app.producer.redis, app.store)
+    try:
+        async with app.producer.bounded(10):
+            await dead_letter.sweep(app.jobs.queues, app.producer.redis, app.store)
+    except QueueUnavailable:  # the archive can be read all the same
+        print("Redis does not answer: jobs that failed since the last sweep are missing here", file=sys.stderr)
     letters = await dead_letter.list_dead_letters(app.store, limit=options.limit, after=options.after)
     return Answer([_letter(letter) for letter in letters])
 
@@ -212,18 +226,26 @@ async def dlq_show(app: App, options: argparse.Namespace) -> Answer:
 async def dlq_replay(app: App, options: argparse.Namespace) -> Answer:
     if bool(options.id) == options.all:
         raise JobError("replay which? Name their ids, or --all")
-    redis = app.producer.redis
-    if options.all:
-        done = await dead_letter.replay_many(app.store, redis)
-        return Answer({"replayed": done.job_ids, "refused": done.refused}, code=1 if done.refused else 0)
-    back = [(await dead_letter.replay(app.store, redis, ident)).job_id for ident in options.id]
-    return Answer({"replayed": back, "refused": {}})
+    done = await dead_letter.replay_many(app.store, app.producer.redis, options.id or None)
+    return Answer({"replayed": done.job_ids, "refused": done.refused}, code=1 if done.refused else 0)
 
 
 async def dlq_purge(app: App, options: argparse.Namespace) -> Answer:
     if not options.yes:
         _ask(f"Delete every dead letter older than {options.older_than:g} days?")
     return Answer({"dead_letters": await dead_letter.purge(app.store, options.older_than * DAY)})
+
+
+def _count(text: str) -> int:
+    if not 1 <= (count := int(text)) <= 10_000:
+        raise argparse.ArgumentTypeError("say a number from 1 to 10000")
+    return count
+
+
+def _days(text: str) -> float:
+    if not 0 <= (days := float(text)) <= 36_500:
+        raise argparse.ArgumentTypeError("say a number of days from 0 to 36500")
+    return days
 
 
 def _ask(question: str) -> None:
@@ -354,15 +376,8 @@ def _show(rows: list[Row]) -> None:
         for name in sizes:
             if name not in beside and row[name]:
                 text = f"{name}: {row[name]}".strip(": ")
-                print(textwrap.fill(text, wide, **INDENT))
-
-
-INDENT: Any = {
-    "initial_indent": "    ",
-    "subsequent_indent": "      ",
-    "break_long_words": False,
-    "break_on_hyphens": False,
-}
+                fold = textwrap.TextWrapper(wide, "    ", "      ", break_long_words=False, break_on_hyphens=False)
+                print(fold.fill(text))
 
 
 def _cell(name: str, value: Any) -> str:

@@ -8,6 +8,7 @@ import re
 import secrets
 {@% endif %@}
 from collections.abc import Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal
@@ -87,8 +88,13 @@ class Settings(BaseModel):
 
     @property
     def store_url(self) -> str:
+        if self.database_url:
+            return self.database_url
+        # SQLite makes the file and no folder; one that cannot be made is an error of the store.
+        with suppress(OSError):
+            self.data_dir.mkdir(parents=True, exist_ok=True)
         file = self.data_dir / "{@ package @}.db"
-        return self.database_url or f"sqlite:///{file.resolve()}"
+        return f"sqlite:///{file.resolve()}"
 
     @property
     def hosts(self) -> set[str]:
@@ -110,13 +116,13 @@ class Settings(BaseModel):
             scratch.touch(mode=0o600)
             scratch.write_text(secrets.token_hex(32))
             # Of several processes that start at once, one makes the key; it is complete before it is visible.
-            os.link(scratch, path)
-        except FileExistsError:
-            pass
+            with suppress(FileExistsError):
+                os.link(scratch, path)
         except OSError as error:
             raise SettingsError(f"{PREFIX}DATA_DIR: cannot write {path} ({error.strerror})") from None
         finally:
-            scratch.unlink(missing_ok=True)
+            with suppress(OSError):
+                scratch.unlink()
         return [path.read_text().strip()]
 {@% endif %@}
 
@@ -144,6 +150,6 @@ def _injected(name: str, value: str) -> bool:
 
 def environment(file: Path = Path(".env")) -> dict[str, str]:
     """The environment, and the file for what it lacks."""
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
     matches = [match for line in lines if (match := LINE.match(line))]
     return {match[1]: match[2] or match[3] or match[4] or "" for match in matches} | dict(os.environ)

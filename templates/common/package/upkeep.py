@@ -45,13 +45,12 @@ __all__ = ["RULES", "clean_up", "measured", "receivers", "upkeep", "watching"]
 
 log = logging.getLogger(__name__)
 {@% if jobs %@}
-# A replayed dead letter must still find the marker of its job.
-MARKERS_LONGER = 30 * DAY
 PATIENCE = 30.0  # seconds that a queue may be without a worker: a deployment is not an incident
+# A replayed dead letter must still find the marker of its job.
 {@% else %@}
 # Events may be replayed while the outbox has them, so the markers of handled events outlive them.
-MARKERS_LONGER = 30 * DAY
 {@% endif %@}
+MARKERS_LONGER = 30 * DAY
 
 # The signals that alert: `python -m {@ package @} health` shows all of them.
 RULES = (
@@ -84,21 +83,18 @@ def watching(app: App, tell: Sender) -> Periodic:
     """In the API too: when no {@ 'worker' if jobs else 'relay' @} lives, only the API can tell."""
 {@% if jobs %@}
     first_seen: dict[str, float] = {}
+{@% endif %@}
 
     async def watch() -> None:
         _, signals = await measured(app)
+{@% if jobs %@}
         for name in [name for name in signals if name.endswith(".unattended")]:
             if not signals[name]:
                 first_seen.pop(name, None)
             elif time.monotonic() - first_seen.setdefault(name, time.monotonic()) < PATIENCE:
                 signals[name] = 0.0
-        await evaluate(app.store, signals, RULES, tell)
-{@% else %@}
-
-    async def watch() -> None:
-        _, signals = await measured(app)
-        await evaluate(app.store, signals, RULES, tell)
 {@% endif %@}
+        await evaluate(app.store, signals, RULES, tell)
 
     return Periodic("watching health", watch, every=app.settings.watch_seconds)
 

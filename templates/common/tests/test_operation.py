@@ -30,8 +30,7 @@ from {@ package @}.api import create_api
 from {@ package @}.commands import main
 {@% if jobs %@}
 from {@ package @}.jobs import job_types
-{@% endif %@}
-{@% if not jobs %@}
+{@% else %@}
 from {@ package @}.patterns.core.errors import Permanent
 from {@ package @}.patterns.core.event import Event
 {@% endif %@}
@@ -139,7 +138,9 @@ def test_a_failed_job_is_told_shown_replayed_and_at_last_forgotten(
     (letter,) = operator("dlq", "list")
     assert letter["cause"] == "forged"
     assert operator("dlq", "show", letter["id"])["payload"]
-    assert operator("health", code=1)["healthy"] is False
+    unhealthy = operator("health", code=1)
+    assert unhealthy["healthy"] is False
+    assert {row["signal"]: row["value"] for row in unhealthy["signals"]}["work.workers"] == 2
     assert operator("status", "0" * 32)["state"] == "failed"
     lines = operator.table("dlq", "list")
     assert any(line.startswith(letter["id"]) for line in lines)
@@ -154,6 +155,24 @@ def test_a_failed_job_is_told_shown_replayed_and_at_last_forgotten(
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))  # no terminal
     assert "--yes" in operator("dlq", "purge", "--older-than", "0", code=1)["error"]
     assert operator("dlq", "purge", "--older-than", "0", "--yes") == {"dead_letters": 0}
+    for days in ("-5", "nan", "inf"):
+        with pytest.raises(SystemExit):
+            main(["dlq", "purge", "--older-than", days, "--yes"])
+
+
+def test_while_redis_is_away_letters_can_be_read_and_health_says_so(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://:se/cret@db:6379/0")
+    for command in (("dlq", "list"), ("health",), ("dlq", "replay", "any")):
+        error = operator(*command, code=1)["error"]
+        assert "percent-encoded" in error
+        assert "cret@" not in error
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1")
+    assert operator("dlq", "list") == []
+    assert [row["signal"] for row in operator("health", code=1)["signals"] if row["over"]] == ["redis.down"]
+    assert "REDIS_URL" in operator("dlq", "replay", "any", code=1)["error"]
+    assert operator("dlq", "show", "a\udcff", code=1)["error"]
 {@% if 'schedule' in patterns %@}
 
 

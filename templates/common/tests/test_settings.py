@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from {@ package @}.patterns.core.open_store import close, open_store
 from {@ package @}.settings import PREFIX, SettingsError, environment, load
 
 
 def test_defaults_need_no_environment() -> None:
     assert load({}).store_url.startswith("sqlite:////")
+
+
+def test_a_new_service_has_a_place_for_its_store_whoever_opens_it_first(tmp_path: Path) -> None:
+    fresh = load({f"{PREFIX}DATA_DIR": str(tmp_path / "not" / "yet")})
+    asyncio.run(close(open_store(fresh.store_url)))
 
 
 def test_a_misspelt_setting_is_named_with_the_right_one() -> None:
@@ -49,7 +56,7 @@ def test_variables_that_kubernetes_sets_are_not_ours() -> None:
     ],
 )
 def test_a_file_is_read_as_a_shell_would(tmp_path: Path, line: str, value: str) -> None:
-    (tmp_path / ".env").write_text(f"{PREFIX}{line}\nexport {PREFIX}PORT=1\n")
+    (tmp_path / ".env").write_bytes(f"{PREFIX}{line}\nexport {PREFIX}PORT=1\n# ".encode() + b"\xff\n")
     loaded = load(environment(tmp_path / ".env"))
     assert (loaded.host, loaded.port) == (value, 1)
 
@@ -66,6 +73,8 @@ def test_the_key_that_signs_jobs_is_made_once_and_is_nobody_elses(tmp_path: Path
     assert configured.keys() == ["n" * 32, "o" * 32]
     with pytest.raises(SettingsError, match="16 bytes"):
         load({f"{PREFIX}SIGNING_KEYS": "short"}).keys()
+    with pytest.raises(SettingsError, match="cannot write"):
+        load({f"{PREFIX}DATA_DIR": str(file)}).keys()
 
 
 {@% endif %@}

@@ -1,7 +1,5 @@
 """Drives the ledger workers of the fault suite: enqueue, kill, wait, count."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from contextlib import asynccontextmanager

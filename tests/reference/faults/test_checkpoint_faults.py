@@ -1,7 +1,5 @@
 """A long import under SIGKILL and SIGSTOP: at most a batch per kill is done again, no row is kept twice."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys

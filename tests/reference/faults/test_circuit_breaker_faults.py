@@ -1,7 +1,5 @@
 """A dead provider and several processes that want to call it: the shared breaker beside plain retries."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

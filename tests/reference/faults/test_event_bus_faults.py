@@ -3,7 +3,6 @@
 import asyncio
 import sqlite3
 import time
-import uuid
 from collections import Counter
 from contextlib import closing
 from functools import partial
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.buses import BUSES, QUICK, SERVERS, THREE_KAFKA, events, open_bus
+from harness.buses import BUSES, QUICK, SERVERS, THREE_KAFKA, events, new_prefix, open_bus
 from harness.kafka import KafkaCluster
 from harness.nats import NatsServer
 from harness.rabbitmq import RabbitServer
@@ -31,7 +30,7 @@ class Fleet:
 
     def __init__(self, kind, url, store, spawn):
         self.kind, self.url, self.store, self._spawn = kind, url, store, spawn
-        self.prefix = f"t{uuid.uuid4().hex[:10]}"
+        self.prefix = new_prefix()
         self.bus = open_bus(kind, url, self.prefix)
         self.delivered: Counter[tuple[str, str]] = Counter()
 

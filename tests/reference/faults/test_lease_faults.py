@@ -105,13 +105,13 @@ async def test_a_held_lease_is_renewed_and_the_next_waits_for_its_end(redis):
     order = []
 
     async def hold(name, seconds):
-        async with Lease(redis, "y", ttl=0.4, wait=10) as held:
+        async with Lease(redis, "y", ttl=1.0, wait=20) as held:
             order.append(f"{name} in")
             await asyncio.sleep(seconds)
             order.append(f"{name} out")
         return held
 
-    first = asyncio.create_task(hold("a", 1.2))  # three times its ttl
+    first = asyncio.create_task(hold("a", 3.0))  # three times its ttl
     await until(lambda: order, what="a is in")
     second = await hold("b", 0)
     assert order == ["a in", "a out", "b in", "b out"]

@@ -1,7 +1,5 @@
 """Ticks while instances are killed: one effect per slot, every slot accounted for; cron locks run twice and more."""
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import contextlib

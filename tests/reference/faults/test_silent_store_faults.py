@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 from sqlalchemy import event, select
 
+from harness.relays import Sink
 from harness.waiting import until
 from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.open_store import SILENCE, close, create_all, open_store
@@ -19,15 +20,6 @@ from studyhall.patterns.saga import store as saga_store
 
 pytestmark = pytest.mark.needs_postgres
 BACK = 20.0  # seconds: the promise. Tests wait twice that, for a busy machine.
-
-
-class Sink:
-    def __init__(self):
-        self.ids: list[str] = []
-
-    async def publish(self, events):
-        self.ids += [event.id for event in events]
-        return [None] * len(events)
 
 
 @pytest.fixture

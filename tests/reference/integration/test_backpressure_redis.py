@@ -10,13 +10,14 @@ from harness.pipelines import full_pipeline, full_producer
 from harness.waiting import until
 from harness.workers import at_work
 from studyhall.patterns import dead_letter
-from studyhall.patterns.backpressure import Admission, Limits
+from studyhall.patterns.backpressure import Admission, Limits, max_age
 from studyhall.patterns.core.errors import Overloaded, QueueUnavailable
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.observability.metrics import JobMetrics
+from studyhall.patterns.pipeline import Pipeline
 from studyhall.patterns.priority import Priority
 from studyhall.patterns.producer import JobRequest
-from studyhall.patterns.typed_jobs import JobTypes, Payload
+from studyhall.patterns.typed_jobs import JobTypes, Payload, plain
 
 
 class Work(Payload):
@@ -213,6 +214,24 @@ async def test_expired_work_is_dropped_visibly_and_its_neighbours_run(redis_url,
     assert sorted(ran) == sorted(["k-delayed", *(f"k-{number}" for number in range(0, 20, 2))])
     assert len(letters) == 10
     assert reasons == {"Expired"}
+
+
+async def test_a_job_of_another_producer_gets_the_age_that_the_step_names(redis_url):
+    ran = []
+
+    async def note(_ctx, payload):
+        ran.append(payload.number)
+
+    async with producer_at(redis_url, None) as producer:
+        foreign, now = producer.queue("foreign"), time.time() * 1000
+        await foreign.add("any", {"number": 1}, {"timestamp": round(now - 60_000)})
+        await foreign.add("any", {"number": 2})
+        async with at_work("foreign", Pipeline(plain(Work, note), max_age(30)), url=redis_url):
+            await until(foreign.getFailedCount, 10, "the old one to be dropped")
+            await until(lambda: ran, 10, "the new one to run")
+        [expired] = await foreign.getFailed()
+    assert "Expired" in expired.failedReason
+    assert ran == [2]
 
 
 async def test_a_worker_whose_clock_is_an_hour_ahead_drops_nothing_that_is_fresh(redis_url, tmp_path, monkeypatch):

@@ -232,6 +232,7 @@ def test_people_get_tables_where_scripts_get_json(studyhall):
     """`cancel`, `schedule list|run` and `health`; those of `dlq` are shown above with a real dead letter."""
     healthy = studyhall("health")
     assert (healthy.code, "healthy" in healthy.out, "documents" in healthy.out) == (0, True, True)
+    assert "nobody is working" in healthy.out, "no worker is alive, though no job waits for one"
     [ident] = studyhall("submit", SAMPLES / "water-cycle.md", "--json").json.values()
     for row in studyhall("schedule", "list", "--json").json:
         assert row["next"] is None

@@ -331,6 +331,32 @@ async def test_replay_many_keeps_to_its_rate_and_reports_what_it_left_out(store,
     assert sorted(letter.job_id for letter in await dead_letter.list_dead_letters(store)) == ["j3", "other"]
 
 
+async def test_a_full_redis_ends_a_replay_with_an_account_that_quotes_no_payload(store, redis, redis_url):
+    await fail(redis, redis_url, "j0", "j1", "j2")
+    await dead_letter.sweep(["q"], redis, store)
+    ids = [letter.id for letter in await dead_letter.list_dead_letters(store)]
+    await redis.config_set("maxmemory", 1)
+    try:
+        done = await dead_letter.replay_many(store, redis, ["nope", *ids])
+    finally:
+        await redis.config_set("maxmemory", 0)
+    assert (done.job_ids, [*done.refused]) == ([], ["nope", *ids])
+    assert "OutOfMemoryError" in done.refused[ids[0]]
+    assert "ü" not in str(done.refused)
+    assert "not tried" in done.refused[ids[1]]
+    assert len((await dead_letter.replay_many(store, redis, ids)).job_ids) == 3
+
+
+async def test_a_job_whose_key_is_taken_blocks_no_other_and_no_names_mean_no_replay(store, redis, redis_url):
+    await fail(redis, redis_url, "j0", "j1")
+    await dead_letter.sweep(["q"], redis, store)
+    await redis.set("bull:q:j0", "odd")
+    assert await dead_letter.replay_many(store, redis, []) == dead_letter.Replayed()
+    done = await dead_letter.replay_many(store, redis)
+    assert done.job_ids == ["j1"]
+    assert "its key" in next(iter(done.refused.values()))
+
+
 async def test_listing_pages_through_everything_once(store, redis):
     await redis.zadd("bull:q:failed", {f"j{n}": 1_700_000_000_000 + n for n in range(25)})
     await dead_letter.sweep(["q"], redis, store)

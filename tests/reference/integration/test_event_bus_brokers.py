@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import random
-import uuid
 from collections import Counter
 
 import aio_pika
@@ -12,7 +11,7 @@ from confluent_kafka import ConsumerGroupState
 from confluent_kafka.admin import AdminClient
 from redis.asyncio import Redis
 
-from harness.buses import consuming, events, open_bus
+from harness.buses import consuming, events, new_prefix, open_bus
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.event_bus.rabbitmq import NoSubscriber, RabbitBus
@@ -96,6 +95,28 @@ async def test_redis_reports_what_was_trimmed_away_from_a_dead_member(redis):
     async with consuming(bus, "mail", keep):
         await until(lambda: len(done) + bus.trimmed == 30, 30, lambda: f"{len(done)} done, {bus.trimmed} lost")
     assert (len(done), bus.trimmed) == (15, 15)
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["plain", "ordered"])
+async def test_redis_counts_what_was_removed_while_nobody_read_before_it_reads_on(redis, monkeypatch, ordered):
+    bus, done = RedisStreamsBus(redis, ordered=ordered), set()
+    await bus.subscribe("mail", ["order"])
+    await bus.publish(events(20))
+    await redis.xtrim("events:order:0", maxlen=0, approximate=False)
+    await bus.publish(events(5))
+    look = bus._notice_gap
+
+    async def slowly(*stream):
+        await asyncio.sleep(0.5)
+        await look(*stream)
+
+    async def keep(event):
+        done.add(event.id)
+
+    monkeypatch.setattr(bus, "_notice_gap", slowly)
+    async with consuming(bus, "mail", keep):
+        await until(lambda: len(done) == 5, 30, "what came after")
+    assert bus.trimmed == 20
 
 
 async def _pending(redis):
@@ -267,7 +288,7 @@ async def test_rabbitmq_itself_dead_letters_what_is_returned_too_often(rabbitmq_
 
 @pytest.mark.parametrize("kind", ["kafka", "kafka-ordered"])
 async def test_kafka_member_that_joins_or_leaves_takes_no_event_in_mid_handler(kind, kafka_server):
-    prefix = f"t{uuid.uuid4().hex[:10]}"
+    prefix = new_prefix()
     first, second = (open_bus(kind, kafka_server.url, prefix) for _ in range(2))
     # Redelivery because a crowded machine was silent for too long is not the subject.
     first.session_timeout = second.session_timeout = 20

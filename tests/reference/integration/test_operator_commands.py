@@ -57,6 +57,14 @@ def test_what_the_sweep_archived_is_logged_listed_and_replayed(database, redis_u
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("run", [lambda: dead_letters.main(["list"]), lambda: outside_calls.main(["carrier"])])
+def test_a_command_without_its_settings_names_what_is_missing(run, monkeypatch, capsys):
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    with pytest.raises(SystemExit):
+        run()
+    assert "set DATABASE_URL" in capsys.readouterr().err
+
+
 def test_replay_of_nothing_says_what_to_name(database, capsys):
     with pytest.raises(SystemExit):
         dead_letters.main(["replay"])

@@ -5,11 +5,11 @@ import random
 import re
 import statistics
 import time
-from contextlib import asynccontextmanager
 
 import pytest
 from sqlalchemy import insert, select, text
 
+from harness.relays import Sink, put, running
 from harness.waiting import until
 from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
 from studyhall.patterns.core.event import Event
@@ -26,44 +26,8 @@ from studyhall.patterns.outbox.table import add, outbox
 SOON = RetryPolicy(base=0.01, cap=0.02, attempts=3)
 
 
-class Sink:
-    """Records what it accepts; `verdict` may refuse an event or, by raising, the whole batch."""
-
-    def __init__(self, verdict=lambda _: None):
-        self.verdict = verdict
-        self.events: list[Event] = []
-        self.at: dict[str, float] = {}
-
-    @property
-    def ids(self):
-        return [event.id for event in self.events]
-
-    async def publish(self, events):
-        results = [self.verdict(event) for event in events]
-        for event, refused in zip(events, results, strict=True):
-            if refused is None:
-                self.events.append(event)
-                self.at[event.id] = time.perf_counter()
-        return results
-
-
 def event(subject, n=1):
     return Event(id=f"{subject}-{n}", source="/t", type="order.changed.v1", subject=subject, data={"n": n})
-
-
-@asynccontextmanager
-async def running(relay):
-    task = asyncio.create_task(relay.run())
-    try:
-        yield
-    finally:
-        relay.stop()
-        await asyncio.wait_for(task, 10)
-
-
-async def put(store, *events):
-    async with begin(store) as tx:
-        await add(tx, *events)
 
 
 async def test_nothing_is_visible_before_the_commit_and_all_of_it_after(store):

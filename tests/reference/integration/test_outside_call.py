@@ -24,7 +24,7 @@ from studyhall.patterns.outside_call.store import StoreLedger
 from studyhall.patterns.outside_call.sync import SyncOutsideCalls
 from studyhall.patterns.retry import decide
 
-LONGEST = 0.15
+LONGEST = 0.3
 postgres = partial(pytest.param, marks=pytest.mark.needs_postgres)
 LEDGERS = ["store-sqlite", postgres("store-postgres"), "sqlite3", postgres("psycopg"), "redis"]
 
@@ -132,7 +132,8 @@ async def test_a_clock_that_was_put_back_does_not_hold_a_call_until_it_is_there_
     with pytest.raises(InFlight) as wait:
         await calls(ledger, key_life=60).once("a", carrier.send_keyed)
     assert wait.value.delay <= 2 * LONGEST
-    assert await eventually(lambda: calls(ledger, key_life=60).once("a", carrier.send_keyed)) == {"label": 1}
+    # A busy machine may stand still between claim and request: then it is not made, and tried again.
+    assert await eventually(lambda: calls(ledger, key_life=60).once("a", carrier.send_keyed), NotMade) == {"label": 1}
 
 
 async def test_a_ledger_takes_only_the_next_version(ledger):

@@ -11,6 +11,7 @@ from sqlalchemy import text
 
 from harness.ports import free_port
 from harness.processes import start_tied
+from harness.relays import Sink
 from harness.waiting import until
 from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.open_store import close, create_all, open_store
@@ -58,12 +59,7 @@ async def opened(url):
 
 
 async def test_events_and_sagas_go_through_a_pooler_of_transactions(pooled, postgres_url):
-    published = []
-
-    class Sink:
-        async def publish(self, events):
-            published.extend(event.id for event in events)
-            return [None] * len(events)
+    sink = Sink()
 
     async def inside(ctx, tx):
         await tx.execute(text("INSERT INTO effects VALUES (:id, :step)"), {"id": ctx.saga_id, "step": ctx.step})
@@ -84,14 +80,14 @@ async def test_events_and_sagas_go_through_a_pooler_of_transactions(pooled, post
 
     store = open_store(f"{pooled}?pooler=transaction")
     saga = Saga("s", [DbStep("a", inside), SagaStep("b", outside), DbStep("c", inside)])
-    relay, runners = Relay(store, Sink(), poll=0.1), [SagaRunner(store, saga) for _ in range(2)]
+    relay, runners = Relay(store, sink, poll=0.1), [SagaRunner(store, saga) for _ in range(2)]
     tasks = [asyncio.create_task(runner.run_forever(poll=0.1)) for runner in runners]
     tasks.append(asyncio.create_task(relay.run()))
     try:
         for number in range(COUNT):
             async with begin(store) as tx:
                 await runners[0].start(tx, "s", f"s{number}", {})
-        await until(lambda: len(published) >= 2 * COUNT, 90, lambda: f"{len(published)} events")
+        await until(lambda: len(sink.ids) >= 2 * COUNT, 90, lambda: f"{len(sink.ids)} events")
 
         async def ended():
             return len(await saga_store.list_sagas(direct, state="completed")) == COUNT
@@ -102,7 +98,7 @@ async def test_events_and_sagas_go_through_a_pooler_of_transactions(pooled, post
         for runner in runners:
             runner.stop()
         await asyncio.wait_for(asyncio.gather(*tasks), 30)
-    assert sorted(published) == sorted(f"s{n}-{step}" for n in range(COUNT) for step in "ac")
+    assert sorted(sink.ids) == sorted(f"s{n}-{step}" for n in range(COUNT) for step in "ac")
     history = [line.event for n in range(COUNT) for line in await saga_store.history(direct, f"s{n}")]
     assert not {"failed", "taken over"} & set(history)
     assert relay.counts.outages == 0

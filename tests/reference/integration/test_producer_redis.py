@@ -1,6 +1,7 @@
 """The producer: bad input is refused by name before anything is queued, and one key is one job."""
 
 import asyncio
+import json
 import math
 
 import pytest
@@ -16,7 +17,7 @@ from studyhall.patterns.core.job import RetryPolicy, correlation
 from studyhall.patterns.flow import FlowConflict, FlowTooLarge, UnknownPolicy, chain, fan_in
 from studyhall.patterns.job_ids import InvalidKey
 from studyhall.patterns.priority import UnknownPriority
-from studyhall.patterns.producer import JobRequest, KeyTaken, Producer
+from studyhall.patterns.producer import JobRequest, KeyReused, Producer
 from studyhall.patterns.typed_jobs import InvalidMaxAge, JobTypes, MalformedPayload, Payload, UnknownJob
 
 
@@ -155,7 +156,7 @@ async def test_jobs_of_an_earlier_producer_run_under_their_correlation_id_and_ar
             options = {"jobId": ref.id, "priority": 1_000, "attempts": 1, "stackTraceLimit": 5}
             await setup.producer.queue("notes").add(ref.name, setup.signer.sign(ref.name, ref.id, data), options)
         await setup.producer.enqueue(note("waits"))
-        with pytest.raises(KeyTaken):
+        with pytest.raises(KeyReused):
             await setup.producer.enqueue(note("waits", "another text"))
         async with setup.working():
             assert await setup.ended(note("waits"), note("fails")) == ["completed", "failed"]
@@ -214,3 +215,47 @@ async def test_connections_that_the_server_closed_cost_no_add(redis_url):
         await asyncio.sleep(0.05 * (number % 2))  # seen, or found out by writing
     assert await producer.queue("mails").getJobCounts("prioritized") == {"prioritized": 40}
     await producer.close()
+
+
+async def test_an_add_leaves_in_the_server_what_bullmqs_own_leaves(redis_url, monkeypatch):
+    """Keys, scores and events, for jobs that are new, there already, delayed, and delayed to the same moment."""
+    monkeypatch.setattr("time.time", lambda: 1_800_000_000.0)
+    monkeypatch.setattr("studyhall.patterns.producer.AT_ONCE", 2)
+    keys, left = ["a", "b", "a", "c"], []
+    producer = Producer(redis_url)
+    for meta in ({}, {"opts.maxLenEvents": 5}, {"paused": 1}, {"concurrency": 0}, {"concurrency": 3}):
+        for ours in (True, False):
+            queue = producer.queue(f"as-bullmq-{ours}-{len(left)}")
+            if meta:
+                await producer.redis.hset(queue.keys["meta"], mapping=meta)
+            for delay in (0, 60, 30):
+                jobs = [JobRequest(f"sum{delay}", {"n": 1}, key=key, delay=delay, queue=queue.name) for key in keys]
+                if ours:
+                    await producer.enqueue_many(jobs)
+                    await producer.enqueue(jobs[0])
+                    continue
+                for each in [*jobs, jobs[0]]:
+                    job = producer.outgoing(each)
+                    await queue.add(each.name, job.data, {**job.opts, "jobId": job.ref.id})
+            left.append(await stored(producer.redis, queue))
+        assert left[-1] == left[-2]
+        assert len(left[-1]) > 12
+    await producer.close()
+
+
+async def stored(redis, queue):
+    """Every key of the queue; without the time of events, and what BullMQ's own class adds to the options."""
+    found = {}
+    async for key in redis.scan_iter(f"{queue.keys['']}*"):
+        name, kind = key.removeprefix(queue.keys[""]), await redis.type(key)
+        if kind == "hash":
+            fields = found[name] = await redis.hgetall(key)
+            if "opts" in fields:
+                fields["opts"] = {"delay": 0, **json.loads(fields["opts"]), "jobId": ""}
+        elif kind == "zset":
+            found[name] = await redis.zrange(key, 0, -1, withscores=True)
+        elif kind == "stream":
+            found[name] = [fields for _, fields in await redis.xrange(key)]
+        else:
+            found[name] = await redis.get(key)
+    return found

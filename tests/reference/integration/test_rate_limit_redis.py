@@ -322,10 +322,11 @@ async def test_light_tenant_waits_no_longer_behind_a_heavy_one(redis_url, tmp_pa
         naive_p95_ms=round(p95(naive) * 1000),
     )
     assert 0 < heavy_done < heavy / 2, "the heavy tenant gets its share and no more"
-    assert p95(naive) > 4 * p95(alone), "first come first served would have done as well"
+    usual = statistics.median
+    # By the median: a machine that stands still for a second makes the slowest of twenty slow for everybody.
+    assert usual(naive) > 4 * usual(alone), "first come first served would have done as well"
     # On a busy machine both wait for it too; what the heavy tenant adds is small beside what it would add.
     assert p95(fair) - p95(alone) < (p95(naive) - p95(alone)) / 4
-    usual = statistics.median
     assert usual(fair) - usual(alone) < (usual(naive) - usual(alone)) / 4
 
 

@@ -1,19 +1,20 @@
 """What must neither end a relay nor consume an attempt of an innocent event, on SQLite and PostgreSQL."""
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 
 import pytest
 from sqlalchemy import select
 
+from harness.relays import Sink, put, running
 from harness.waiting import until
 from studyhall.patterns.core import open_store as opening
 from studyhall.patterns.core.errors import Permanent, Transient
 from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import close, create_all, open_store
-from studyhall.patterns.core.store import begin, read
-from studyhall.patterns.outbox import add, outbox
+from studyhall.patterns.core.store import read
+from studyhall.patterns.outbox import outbox
 from studyhall.patterns.outbox.claims import Failure, claim, settle
 from studyhall.patterns.outbox.quarantine import discard, lag, quarantined
 from studyhall.patterns.outbox.relay import Relay
@@ -21,36 +22,8 @@ from studyhall.patterns.outbox.relay import Relay
 SOON = RetryPolicy(base=0.01, cap=0.02, attempts=3)
 
 
-class Sink:
-    """Accepts what `verdict` does not refuse."""
-
-    def __init__(self, verdict=lambda _: None):
-        self.verdict = verdict
-        self.ids: list[str] = []
-
-    async def publish(self, events):
-        results = [self.verdict(event) for event in events]
-        self.ids += [event.id for event, result in zip(events, results, strict=True) if result is None]
-        return results
-
-
 def event(ident, **data):
     return Event(id=ident, source="/t", type="order.changed.v1", subject=ident, data=data)
-
-
-async def put(store, *events):
-    async with begin(store) as tx:
-        await add(tx, *events)
-
-
-@asynccontextmanager
-async def running(relay):
-    task = asyncio.create_task(relay.run())
-    try:
-        yield task
-    finally:
-        relay.stop()
-        await asyncio.wait_for(task, 20)
 
 
 @pytest.fixture
@@ -71,7 +44,7 @@ async def test_a_pool_without_a_free_connection_does_not_end_the_relay(small_poo
         pool = small_pool.pool
         for _ in range(pool.size() + pool._max_overflow):
             await holders.enter_async_context(small_pool.connect())
-        async with running(relay) as task:
+        async with running(relay, 20) as task:
             await until(lambda: task.done() or relay.counts.outages >= 3, 20, "the relay to find no connection")
             assert not task.done()
             await holders.aclose()
@@ -89,7 +62,7 @@ async def test_a_publisher_that_raises_a_stray_cancellation_does_not_end_the_rel
 
     await put(store, event("a"))
     sink = Sink(stray)
-    async with running(Relay(store, sink, poll=0.05, policy=SOON)):
+    async with running(Relay(store, sink, poll=0.05, policy=SOON), 20):
         await until(lambda: sink.ids == ["a"], 20, "the event")
 
 
@@ -125,7 +98,7 @@ async def test_whatever_an_error_says_the_relay_goes_on_and_publishes_the_others
     await put(store, event("bad"), *(event(f"good-{n}") for n in range(50)))
     sink = Sink(lambda e: error if e.id == "bad" else None)
     relay = Relay(store, sink, poll=0.05, policy=SOON, lease=1.0)  # short: unsettled events would come back
-    async with running(relay) as task:
+    async with running(relay, 20) as task:
 
         async def given_up():
             return task.done() or bool(await quarantined(store))

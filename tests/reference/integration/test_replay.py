@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-import uuid
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 
@@ -181,7 +180,7 @@ async def test_purged_and_unpublished_events_are_not_replayed(store):
 async def test_replay_beside_the_running_consumer_loses_nothing_and_repeats_no_effect(store, redis_url):
     """Nor does a renamed group that keeps the name of its inbox, though it gets everything again."""
     await publish(store, 20, lambda consumer, e: consumer == "feed" and e.data["n"] % 3 == 0)
-    bus, stop = open_bus("redis-ordered", redis_url, f"t{uuid.uuid4().hex[:10]}"), asyncio.Event()
+    bus, stop = open_bus("redis-ordered", redis_url), asyncio.Event()
     feed = effect_of("feed")
     delivered = []
 

@@ -96,7 +96,7 @@ async def _failed(queue, number):
 async def test_results_that_left_redis_are_answered_from_the_database(redis_url, tmp_path, figures):
     number, keep = 200, 20
     async with (
-        JobSetup.open(redis_url, tmp_path, sums(), retention=Retention(completed_count=keep)) as setup,
+        JobSetup.open(redis_url, tmp_path, sums(), retention=Retention(completed_count=keep).job_options()) as setup,
         setup.working(),
     ):
         await setup.producer.enqueue_many([request(n) for n in range(number)])

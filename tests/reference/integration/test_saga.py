@@ -449,6 +449,32 @@ async def test_looking_for_due_sagas_does_not_read_the_ended_ones(store):
     assert "saga_due" in plan
 
 
+@pytest.mark.needs_postgres
+async def test_a_database_step_reads_no_ended_saga_also_without_statistics(postgres_url):
+    async def inside(ctx, tx): ...
+
+    store = open_store(postgres_url)
+    await create_all(store)
+    many = "FROM generate_series(1, 3000) AS n"
+    async with begin(store) as tx:
+        await tx.execute(
+            text(f"INSERT INTO saga SELECT n, 's', 'completed', false, '0', '', '', 0, NULL, '', 0, 0 {many}")
+        )
+        await tx.execute(text(f"INSERT INTO saga_step SELECT n, 0, 'a', 'done', 1, 0 {many}"))
+    runner = await started(store, Saga("s", [DbStep("a", inside), DbStep("b", inside), DbStep("c", inside)]))
+    assert (await settled(runner)).state == "completed"
+    await close(store)  # its sessions tell their counts when they end
+    query = "SELECT n_tup_upd, seq_tup_read FROM pg_stat_user_tables WHERE relname IN ('saga', 'saga_step')"
+
+    async def counts():
+        async with begin(store) as tx:
+            rows = (await tx.execute(text(query))).all()
+        return rows if all(row.n_tup_upd >= 3 for row in rows) else None
+
+    assert [row.seq_tup_read for row in await until(counts, 20, "the server's counts")] == [0, 0]
+    await close(store)
+
+
 def test_saga_with_doubtful_steps_is_refused():
     step = World().step("a")
     with pytest.raises(ValueError, match="different names"):

@@ -341,6 +341,7 @@ async def test_a_relative_path_is_the_same_file_after_a_change_of_directory(tmp_
     [
         "nonsense",
         "mysql://user:secret@host/db",
+        "postgresql://user:secret@host:port/db",
         "sqlite://",
         "sqlite:///:memory:",
         "sqlite:////tmp/x.db?journal=off",

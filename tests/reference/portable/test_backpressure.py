@@ -19,10 +19,10 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
 
 async def test_a_full_queue_is_refused_with_a_time_to_come_back(redis: Redis):
     admission = Admission(redis, Limits(depth=2, age=None), cache=0.0, retry_after=7.0)
-    await admission("work")
+    await admission.admit("work")
     await redis.rpush("bull:work:wait", "1", "2")  # as BullMQ keeps what waits
     with pytest.raises(Overloaded) as refused:
-        await admission("work")
+        await admission.admit("work")
     assert refused.value.retry_after >= 7.0
-    await admission("another")
+    await admission.admit("another")
     assert (await admission.load("work")).states["waiting"] == 2

@@ -7,7 +7,7 @@ import pytest
 
 from studyhall.patterns.core.errors import QueueUnavailable
 from studyhall.patterns.core.request import JobRequest
-from studyhall.patterns.producer import KeyTaken, Producer
+from studyhall.patterns.producer import KeyReused, Producer
 
 
 async def test_one_key_is_one_job_and_another_payload_under_it_is_refused(redis_url: str):
@@ -17,7 +17,7 @@ async def test_one_key_is_one_job_and_another_payload_under_it_is_refused(redis_
         refs = await asyncio.gather(*(producer.enqueue(request) for request in asked))
         assert len({ref.id for ref in refs}) == 1
         assert sum((await producer.queue("mails").getJobCounts()).values()) == 1
-        with pytest.raises(KeyTaken):
+        with pytest.raises(KeyReused):
             await producer.enqueue(JobRequest("mail", {"to": "bob"}, key="order-7", queue="mails"))
     finally:
         await producer.close()

@@ -1,5 +1,6 @@
 """URLs and the options they become. No server needed."""
 
+import sys
 from functools import partial
 
 import pytest
@@ -43,6 +44,13 @@ def test_sentinel_url_names_hosts_service_and_database(make):
 def test_sentinel_url_without_a_service_says_what_is_missing():
     with pytest.raises(ValueError, match="service name"):
         producer_client("redis+sentinel://one:26379")
+
+
+@pytest.mark.parametrize("make", CLIENTS)
+def test_sentinel_url_without_its_part_says_how_to_add_it(make, monkeypatch):
+    monkeypatch.setitem(sys.modules, "studyhall.patterns.core.sentinel", None)
+    with pytest.raises(ImportError, match=r"queuesmith add producer.sentinel"):
+        make("redis+sentinel://one/main")
 
 
 def test_a_blocking_client_outlives_every_block_time():

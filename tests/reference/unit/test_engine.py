@@ -468,3 +468,16 @@ def test_command_fails_with_the_reason_and_without_the_password(tmp_path):
     assert done.stderr.startswith("Unreachable: redis://127.0.0.1:1/0 cannot be reached")
     assert "s3cret" not in done.stderr + done.stdout
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("may_be_away", [False, True])
+def test_a_url_that_cannot_be_read_and_a_missing_part_are_named_without_the_password(
+    tmp_path, monkeypatch, may_be_away
+):
+    with pytest.raises(engine_check.BadUrl) as bad:
+        ensure_redis(tmp_path, "redis://:se/cret@db:6379/0", may_be_away=may_be_away)
+    assert "cret@" not in str(bad.value)
+    assert bad.value.__suppress_context__
+    monkeypatch.setitem(sys.modules, "studyhall.patterns.core.sentinel", None)
+    with pytest.raises(engine_check.EngineError, match=r"queuesmith add producer\.sentinel"):
+        ensure_redis(tmp_path, "redis+sentinel://one/main", may_be_away=may_be_away)

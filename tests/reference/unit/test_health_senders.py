@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import sys
+import threading
 from contextlib import asynccontextmanager
 from email import message_from_string
 from pathlib import Path
@@ -12,6 +13,7 @@ from urllib.error import HTTPError
 
 import pytest
 
+from harness.waiting import until
 from studyhall.patterns.health import senders
 from studyhall.patterns.health.alerts import Alert
 
@@ -134,6 +136,50 @@ async def test_all_receivers_are_tried_whichever_fail():
         await senders.tracker(events.append)(CLEARED)
     assert events == [senders.headline(RAISED)]
     assert len(receiver.requests) == 1
+
+
+async def test_a_tracker_that_exits_ends_nothing_and_gets_the_next_alert():
+    texts = []
+
+    def capture(text):
+        texts.append(text)
+        sys.exit(1)
+
+    send = senders.tracker(capture)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="SystemExit"):
+            await send(RAISED)
+    assert len(texts) == 2
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_not_a_receiver(status):
+    """urllib follows the first three with a GET without a body, whose 200 would count as taken."""
+    receiver = Receiver(f"{status} .\r\nLocation: /landing")
+    async with listening(receiver) as port:
+        with pytest.raises(HTTPError):
+            await senders.webhook(f"http://127.0.0.1:{port}/")(RAISED)
+    assert len(receiver.requests) == 1
+
+
+async def test_a_receiver_that_trickles_holds_up_no_other_one_and_no_exit(monkeypatch):
+    monkeypatch.setattr(senders, "TIMEOUT", 2.0)
+    receiver = Receiver()
+
+    async def trickle(_reader, writer):
+        while not writer.is_closing():
+            writer.write(b"H")
+            await asyncio.sleep(0.05)
+
+    async with listening(trickle) as slow, listening(receiver) as well:
+        send = senders.to_all(*(senders.webhook(f"http://127.0.0.1:{port}/") for port in (slow, well)))
+        for _ in range(40):
+            with pytest.raises(ExceptionGroup, match="1 of 2"):
+                await send(RAISED)
+        assert len(receiver.requests) == 40
+        alerting = lambda: [thread for thread in threading.enumerate() if thread.name == "alert"]  # noqa: E731
+        await until(lambda: len(alerting()) == 1, 10, "only the thread of the one that trickles")
+        assert alerting()[0].daemon, "the interpreter's exit would wait for it"
 
 
 SENTRY = """

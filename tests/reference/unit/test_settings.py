@@ -120,7 +120,8 @@ def test_the_data_dir_is_for_its_user_alone_and_a_folder_of_others_is_left_as_it
     """Also one that an earlier version made readable for all; its signing key identifies it."""
     made, old, foreign = (Settings(data_dir=tmp_path / name) for name in ("made", "old", "foreign"))
     for settings in (old, foreign):
-        settings.data_dir.mkdir(mode=0o755)
+        settings.data_dir.mkdir()
+        settings.data_dir.chmod(0o755)  # whatever umask an earlier test has left
     (old.data_dir / "signing.key").touch()
     for settings in (made, old, foreign):
         settings.make_data_dir()

@@ -1,5 +1,6 @@
 """Signatures over a job's name, id and data."""
 
+import base64
 import hmac
 import json
 
@@ -128,5 +129,17 @@ def test_the_signature_does_not_give_the_key_away():
 def test_the_signature_is_the_hmac_that_every_library_computes(length):
     key = ("ключ" * length)[:length]
     signature = Signer([key]).sign("n", "i", {"v": 1})["sig"]
-    expected = hmac.new(key.encode(), b'["n","i",{"v":1}]', "sha256").hexdigest()
-    assert signature.partition(".")[2] == expected
+    expected = hmac.new(key.encode(), b'["n","i",{"v":1}]', "sha256").digest()
+    assert signature.partition(".")[2] == base64.b64encode(expected[:16]).decode().rstrip("=")
+
+
+def test_the_long_signature_of_older_producers_verifies_and_no_part_of_either_form_does():
+    signer, mac = Signer([OLD]), hmac.new(OLD.encode(), b'["n","i",{"v":1}]', "sha256")
+    key_id, _, short = signer.sign("n", "i", {"v": 1})["sig"].partition(".")
+    signature = f"{key_id}.{mac.hexdigest()}"
+    assert signer.verify("n", "i", {"v": 1, "sig": signature}, f'{{"v":1,"sig":"{signature}"}}')
+    assert not signer.verify("n", "i", {"v": 1, "sig": signature})
+    other = hmac.new(OLD.encode(), b'["n","i",{"v":2}]', "sha256").hexdigest()
+    for part in ("", short[:-1], short[:5], f"{short}==", short.swapcase(), mac.hexdigest()[:32], other):
+        with pytest.raises(ForgedJob):
+            signer.verify("n", "i", {"v": 1, "sig": f"{key_id}.{part}"})

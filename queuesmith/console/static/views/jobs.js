@@ -1,5 +1,5 @@
 import { admin, download, path, save } from "../api.js";
-import { attempt, bar, block, cell, confirmAction, confirmByWord, empty, follow, h, icon, keyed, modal, pager, pill, replace, set, setPill, split, stateName, table, text, toast, tone } from "../dom.js";
+import { attempt, bar, block, cell, confirmAction, confirmByWord, empty, follow, h, icon, keyed, modal, pager, pill, replace, set, setPill, split, stateName, table, text, toast, tone, unread } from "../dom.js";
 import { flowGraph } from "../flow.js";
 import { ago, ahead, clock, count, full, plural, seconds, short } from "../format.js";
 import { queues } from "../queues.js";
@@ -43,7 +43,7 @@ function jobRow(job, wanted, chosen, selecting, changed) {
   const link = h("a", { class: "title" }, job.name || "(no name)");
   const age = h("time");
   const tries = h("span", { class: "number" });
-  const node = h("tr", { role: "row" }, cell("Select", box), cell("Job", h("div", null, link, h("div", { class: "small muted mono" }, short(job.id)))), cell("Queue*", h("span", null, job.queue)), cell("State", state), cell("Progress*", line), cell("Tries*", tries), cell("When", age));
+  const node = h("tr", { role: "row" }, cell("Select", box), cell("Job", h("div", null, link, h("div", { class: "small muted mono" }, short(job.id), job.unreadable && ` (${job.unreadable})`))), cell("Queue*", h("span", null, job.queue)), cell("State", state), cell("Progress*", line), cell("Tries*", tries), cell("When", age));
   node.show = (one) => {
     setPill(state, one.state);
     line.show(percentOf(one), one.state);
@@ -116,9 +116,12 @@ function detail(queue, id, refresh, back) {
   const trouble = h("p", { class: "note tone-bad", hidden: true });
   const facts = h("dl", { class: "facts" });
   const timeline = h("ol", { class: "timeline", "aria-label": "Timeline" });
-  const parts = { result: block("Result, secrets masked", "result"), trace: block("Stack trace of the last try", "trace"), logs: block("Logs", "logs"), payload: block("Payload, secrets masked", "payload"), options: block("Options", "options") };
-  const section = (name, heading) => h("div", { hidden: true, "data-section": name }, h("h3", null, heading), parts[name]);
-  const sections = { result: section("result", "Result, secrets masked"), trace: section("trace", "Stack trace of the last try"), logs: section("logs", "Logs"), payload: section("payload", "Payload, secrets masked"), options: section("options", "Options") };
+  const parts = {};
+  const sections = {};
+  for (const [name, heading] of Object.entries({ result: "Result, secrets masked", trace: "Stack trace of the last try", logs: "Logs", payload: "Payload, secrets masked", options: "Options" })) {
+    parts[name] = block(heading, name);
+    sections[name] = h("div", { hidden: true, "data-section": name }, h("h3", null, heading), parts[name]);
+  }
   const graph = flowGraph("Flow of this job");
   const flowPart = h("div", { hidden: true }, h("h3", null, "Flow"), h("div", { class: "flow-frame" }, graph));
   const stop = h("button", { class: "danger small-button", hidden: true }, "Cancel this job");
@@ -164,8 +167,8 @@ function detail(queue, id, refresh, back) {
     setPill(state, ended);
     line.show(percentOf(job), ended);
     text(message, ended === "cancelled" ? `cancelled: ${job.result?.cancelled}` : [job.progress?.stage, job.progress?.message].filter(Boolean).join(": "));
-    text(trouble, job.reason ?? "");
-    trouble.hidden = !job.reason;
+    text(trouble, [job.unreadable, job.reason].filter(Boolean).join("; "));
+    trouble.hidden = !trouble.textContent;
     const rows = [
       ["Id", h("span", { class: "mono" }, job.id)],
       ["Queue", job.queue],
@@ -203,7 +206,7 @@ function detail(queue, id, refresh, back) {
 
 async function look(queue, id) {
   const missing = (error) => { if (error.status === 404) return null; throw error; };
-  const [job, flow] = await Promise.all([admin(path("/admin/jobs", queue, id)).catch(missing), admin(path("/admin/flows", queue, id)).catch(missing)]);
+  const [job, flow] = await Promise.all([admin(path("/admin/jobs", queue, id)).catch(missing), admin(path("/admin/flows", queue, id)).catch(() => null)]);
   return job && { ...job, flow };
 }
 
@@ -262,7 +265,7 @@ async function addJob(queue, refresh) {
 function mount({ body, tools, params, query, about, refresh }) {
   let wanted = {};
   let rows = [];
-  let answer = { jobs: [], total: 0, next: null, looked: 0 };
+  let answer = { jobs: [], total: 0, next: null, looked: 0, unreadable: {} };
   let further = [];
   let adds = false;
   const chosen = new Set();
@@ -327,7 +330,7 @@ function mount({ body, tools, params, query, about, refresh }) {
     rows = [...answer.jobs, ...further].filter((row) => !word || row.name.toLowerCase().includes(word) || row.id.toLowerCase().includes(word));
     const filtered = Boolean(wanted.queue || wanted.q || wanted.state);
     const rest = answer.next !== null && `Looked through ${count(answer.looked)} of ${plural(answer.total, "job")} so far.`;
-    replace(nothing, rows.length ? null : rest ? empty("Nothing found yet", rest) : wanted.page ? empty("This page is empty", "Jobs have moved on since.") : filtered ? empty("No job matches", "Choose another state or queue, or clear the search.") : empty("No jobs", "There is nothing in the queues."));
+    replace(nothing, unread(answer.unreadable), rows.length ? null : rest ? empty("Nothing found yet", rest) : wanted.page ? empty("This page is empty", "Jobs have moved on since.") : filtered ? empty("No job matches", "Choose another state or queue, or clear the search.") : empty("No jobs", "There is nothing in the queues."));
     list.hidden = rows.length === 0;
     list.querySelector("th").hidden = shown.hidden = !selecting();
     all.checked = rows.length > 0 && rows.slice(0, MOST).every((row) => chosen.has(row.id));

@@ -1,6 +1,6 @@
 import { figure } from "../charts.js";
 import { admin, path } from "../api.js";
-import { attempt, confirmAction, empty, h, keyed, pill, replace, set, setPill, text } from "../dom.js";
+import { attempt, confirmAction, empty, h, keyed, pill, replace, set, setPill, text, unread } from "../dom.js";
 import { count, percent, plural, seconds } from "../format.js";
 import { SLOTS, queues } from "../queues.js";
 
@@ -81,7 +81,7 @@ function mount({ body }) {
   const draw = () => {
     const all = queues.totals;
     if (queues.known && !queues.rows.length) {
-      replace(hint, empty("No queues", "No job was ever added under this prefix. A queue appears with its first job."));
+      replace(hint, unread(queues.unreadable), empty("No queues", "No job was ever added under this prefix. A queue appears with its first job."));
       replace(cards);
     }
     if (!queues.rows.length) return;
@@ -96,6 +96,7 @@ function mount({ body }) {
     const alone = queues.rows.filter((row) => row.unattended).map((row) => row.queue);
     replace(
       hint,
+      unread(queues.unreadable),
       alone.length ? h("p", { class: "note tone-warn" }, `Nobody is working on ${alone.join(", ")}, and jobs are there. Start a worker. `, h("a", { href: "#/workers" }, "Who is alive")) : null,
       all.memory >= 0.8 ? h("p", { class: "note tone-warn" }, `Redis uses ${percent(all.memory)} of its memory. At 100 % every add is refused.`) : null,
       idle && !alone.length ? h("p", { class: "note" }, "Everything is done: nothing waits and nothing runs.") : null,

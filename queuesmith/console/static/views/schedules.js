@@ -1,5 +1,5 @@
 import { admin, path } from "../api.js";
-import { attempt, cell, confirmAction, empty, h, keyed, pill, replace, set, setPill, table, text } from "../dom.js";
+import { attempt, cell, confirmAction, empty, h, keyed, pill, replace, set, setPill, table, text, unread } from "../dom.js";
 import { ago, ahead, count, full, plural, seconds } from "../format.js";
 
 async function run(one, refresh) {
@@ -17,7 +17,7 @@ function rowOf(one, refresh) {
   const lost = h("details", { class: "small" }, sum, slots);
   const go = h("button", { class: "small-button", onclick: () => run(one, refresh) }, "Run now", h("span", { class: "hidden-text" }, ` ${one.id}`));
   const rule = one.pattern ?? `every ${seconds(one.every / 1000)}`;
-  const node = h("tr", { role: "row" }, cell("Schedule", h("div", null, h("span", { class: "title" }, one.id), h("div", { class: "small muted" }, `${one.queue}: ${one.name}`))), cell("When", h("div", null, h("span", { class: "mono" }, rule), one.pattern && h("div", { class: "small muted" }, one.tz || "UTC"))), cell("Next", h("div", null, next, " ", late)), cell("Last", h("div", null, last, " ", ended)), cell("Runs", h("div", null, ran, lost)), cell("Action", go));
+  const node = h("tr", { role: "row" }, cell("Schedule", h("div", null, h("span", { class: "title" }, one.id), h("div", { class: "small muted" }, `${one.queue}: ${one.unreadable ?? one.name}`))), cell("When", h("div", null, h("span", { class: "mono" }, rule), one.pattern && h("div", { class: "small muted" }, one.tz || "UTC"))), cell("Next", h("div", null, next, " ", late)), cell("Last", h("div", null, last, " ", ended)), cell("Runs", h("div", null, ran, lost)), cell("Action", go));
   node.show = (now) => {
     text(next, ahead(now.next));
     set(next, "title", full(now.next));
@@ -48,9 +48,9 @@ function mount({ body, refresh }) {
     navigate: () => {},
     failed: (error) => replace(nothing, h("p", { class: "note tone-bad", role: "alert" }, error.message)),
     refresh: async () => {
-      const { schedules, total } = await admin("/admin/schedules");
+      const { schedules, total, unreadable } = await admin("/admin/schedules");
       const late = schedules.filter((one) => one.overdue);
-      replace(hint, late.length ? h("p", { class: "note tone-warn" }, `${plural(late.length, "schedule")} overdue: a tick is due and no worker took it. Is one alive?`) : null);
+      replace(hint, unread(unreadable), late.length ? h("p", { class: "note tone-warn" }, `${plural(late.length, "schedule")} overdue: a tick is due and no worker took it. Is one alive?`) : null);
       replace(nothing, schedules.length ? null : empty("No schedules", "Job schedulers that a service has declared (upsertJobScheduler) appear here, with their next run."));
       text(shown, schedules.length < total ? `The next ${count(schedules.length)} of ${count(total)}.` : "");
       list.hidden = schedules.length === 0;

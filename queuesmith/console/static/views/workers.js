@@ -1,5 +1,5 @@
 import { admin } from "../api.js";
-import { cell, empty, h, keyed, pill, replace, set, setPill, table, text } from "../dom.js";
+import { cell, empty, h, keyed, pill, replace, set, setPill, table, text, unread } from "../dom.js";
 import { count, full, plural, seconds, short } from "../format.js";
 
 function workerRow(one) {
@@ -38,7 +38,7 @@ function mount({ body }) {
       const idle = answer.workers ? answer.queues.filter((queue) => !workers.some((one) => one.queue === queue)) : [];
       text(whoHead, answer.workers ? `Workers (${count(workers.length)})` : "Workers");
       text(whatHead, `What runs (${count(answer.running)})`);
-      replace(hint, idle.length ? h("p", { class: "note tone-warn" }, `Nobody is working on ${idle.slice(0, 8).join(", ")}${idle.length > 8 ? ` and ${plural(idle.length - 8, "other queue")}` : ""}.`) : null);
+      replace(hint, unread(answer.unreadable), idle.length ? h("p", { class: "note tone-warn" }, `Nobody is working on ${idle.slice(0, 8).join(", ")}${idle.length > 8 ? ` and ${plural(idle.length - 8, "other queue")}` : ""}.`) : null);
       replace(noWorker, workers.length ? null : answer.workers === null ? empty("This Redis user may not list connections", "Allow it CLIENT LIST (ACL: +client|list) to see who is alive.") : empty("No worker is connected", "Jobs wait until one is. Start a worker, and look for it here."));
       replace(noJob, answer.active.length ? null : empty("Nothing runs right now"));
       people.hidden = workers.length === 0;

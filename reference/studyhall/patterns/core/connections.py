@@ -6,26 +6,23 @@ no connection stays with a demoted server, whether Sentinel, DNS or a load balan
 
 An `add` that timed out may still have landed: give every job a `jobId`, then repeating it is harmless.
 
-URLs: `redis://`, `rediss://` (TLS), `unix:///path/to/socket?db=0`, and for Sentinel
-`redis+sentinel://[user:password@]host:port,host2:port/service/db` (`rediss+sentinel://` with TLS). Options in the URL
-(`?socket_timeout=1`) win over the numbers here. Redis Cluster: `NoCluster` says what works.
+URLs: `redis://`, `rediss://` (TLS), `unix:///path/to/socket?db=0`, and `redis+sentinel://` with the part `sentinel`.
+Options in the URL (`?socket_timeout=1`) win over the numbers here. Redis Cluster: `NoCluster` says what works.
 """
 
 import asyncio
+from importlib import import_module
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import redis
 from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import ClusterCrossSlotError, MasterDownError, MovedError, ReadOnlyError, ResponseError
 from redis.exceptions import ConnectionError as BrokenConnection
 from redis.exceptions import TimeoutError as Unanswered
 
-__all__ = ["NoCluster", "NotPrimary", "build_client", "meaning", "producer_client", "sentinel_of", "watched"]
+__all__ = ["NoCluster", "NotPrimary", "by_sentinel", "meaning", "producer_client", "watched"]
 
 # A refused connection fails at once; these two bound a host that swallows packets and a frozen server.
 # The larger is what a caller waits at worst. With BullMQ's own client an `add` was still pending after 330 s.
@@ -63,40 +60,31 @@ def meaning(error: Exception) -> Exception:
 
 
 def producer_client(url: str, *, answer: float = ANSWER_SECONDS) -> Redis:
-    """For code that adds jobs: an answer or an error in time for a 503 or an outbox row; `answer`: a longer limit.
-
-    One repeat, for a broken connection alone: after a restart of Redis every pooled connection is dead, and
-    the first request to notice must not pay for it.
-    """
+    """For code that adds jobs: an answer or an error in time for a 503 or an outbox row; `answer`: a longer limit."""
     answer = max(answer, ANSWER_SECONDS)
     options: dict[str, Any] = {
+        # After a restart of Redis every pooled connection is dead: the first request to notice must not pay for it.
         "retry": Retry(NoBackoff(), 1, supported_errors=(BrokenConnection,)),
         "socket_connect_timeout": answer * CONNECT_SECONDS / ANSWER_SECONDS,
         "socket_timeout": answer,
+        **TEXT,
     }
-    if sentinel_of(url):
-        return build_client(Redis, url, **options)
+    if client := by_sentinel(Redis, url, options):
+        return watched(client)
     # The default pool refuses the 101st command at once; this one lets it wait for a free connection.
-    pool = BlockingConnectionPool.from_url(url, max_connections=64, timeout=answer, **TEXT, **options)
-    return watched(Redis.from_pool(pool), _Watched)
+    pool = BlockingConnectionPool.from_url(url, max_connections=64, timeout=answer, **options)
+    return watched(Redis.from_pool(pool))
 
 
-def build_client(kind: type[C], url: str, **options: Any) -> C:
-    """A client of this kind with these options, for every form of URL."""
-    options |= TEXT
-    client: Any
-    if sentinel := sentinel_of(url):
-        hosts, service, server, sentinels = sentinel
-        # Ask the next sentinel soon.
-        limits = {"retry": Retry(NoBackoff(), 0), "socket_connect_timeout": 0.5, "socket_timeout": 0.5}
-        manager: Any = Sentinel(  # type: ignore[no-untyped-call]
-            hosts, sentinel_kwargs={**limits, **sentinels}, **{**options, **server}
-        )
-        client = manager.master_for(service, redis_class=kind)
-    else:
-        client = kind.from_url(url, **options)
-    assert isinstance(client, kind)
-    return watched(client, _Watched)
+def by_sentinel(kind: type[C], url: str, options: dict[str, Any]) -> C | None:
+    """The client for a Sentinel URL; None for any other."""
+    if "+sentinel://" not in url:
+        return None
+    try:
+        client: C = import_module(".sentinel", __package__).client(kind, url, options)
+    except ModuleNotFoundError as missing:
+        raise ImportError("for Sentinel, `queuesmith add producer.sentinel` (or bullmq-worker.sentinel)") from missing
+    return client
 
 
 class _Watched:
@@ -132,30 +120,10 @@ class _Watched:
             raise why from error
 
 
-def watched(client: C, watch: type) -> C:
+def watched(client: C, watch: type = _Watched) -> C:
     """The client with `watch` on top of each of its connections."""
     # Here and not as an option: a URL's scheme (TLS, socket) and Sentinel choose the class themselves.
     pool: Any = client.connection_pool
     kind = pool.connection_class
     pool.connection_class = type(kind.__name__, (watch, kind), {})
     return client
-
-
-def sentinel_of(url: str) -> tuple[list[tuple[str, int]], str, dict[str, Any], dict[str, Any]] | None:
-    """(sentinel hosts, service name, options for the server, options for the sentinels), or None."""
-    scheme, separator, rest = url.partition("+sentinel://")
-    if not separator:
-        return None
-    parts = urlsplit(f"{scheme}://{rest}")
-    login, at, hosts = parts.netloc.rpartition("@")
-    service, _, db = parts.path.strip("/").partition("/")
-    if not hosts or not service:
-        raise ValueError(
-            "a Sentinel URL needs hosts and the service name: redis+sentinel://host:26379,host2:26379/mymaster/0"
-        )
-    pairs = [(urlsplit(f"//{host}").hostname or "", urlsplit(f"//{host}").port) for host in hosts.split(",")]
-    server: dict[str, Any] = {**parse_url(f"redis://{login}{at}/{db}?{parts.query}")}
-    sentinels = {"password": server.pop("sentinel_password")} if "sentinel_password" in server else {}
-    if scheme == "rediss":
-        server["ssl"], sentinels["ssl"] = True, True
-    return [(host, port or 26379) for host, port in pairs], service, server, sentinels

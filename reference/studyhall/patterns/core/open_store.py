@@ -89,7 +89,7 @@ def open_store(url: str) -> AsyncEngine:
     """Check that the database is there (blocks for at most `CONNECT_WAIT` s), then return its engine."""
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:  # the latter for a port that is no number
         raise WrongStoreUrl(f"{WrongStoreUrl.__doc__} It does not parse as a URL.") from error
     kind = parsed.drivername.split("+")[0]
     if kind == "sqlite":
@@ -228,7 +228,11 @@ def _set_up_sqlite(engine: Engine, synchronous: str) -> None:
         if connection.info.get("reading", False) != reading:
             connection.exec_driver_sql(f"PRAGMA query_only={'ON' if reading else 'OFF'}")
             connection.info["reading"] = reading
-        connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+    def do_begin(ours: Any) -> None:
+        ours.cursor().execute("BEGIN" if ours.info.get("reading") else "BEGIN IMMEDIATE")
+
+    vars(engine.dialect)["do_begin"] = do_begin
 
 
 class _SqliteCursor(AsyncAdapt_aiosqlite_cursor):

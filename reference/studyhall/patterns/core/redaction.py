@@ -40,7 +40,7 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 # For most texts one cheap scan shows that there is nothing to look for.
 _SUSPECT = re.compile(
-    r"[@=:]|eyJ|-----BEGIN|\d(?:[ -]?\d){12}|(?i:bearer|basic)\s"
+    r"[@=:\ud800-\udfff]|eyJ|-----BEGIN|\d(?:[ -]?\d){12}|(?i:bearer|basic)\s"
     r"|(?:[spr]k[-_]|gh[a-z]_|github_|xox|AKIA|ASIA|AIza|glpat|npm_|whsec_)"
 )
 # A word starts here, also after an escape: in the repr of "\nbearer" the letter before it is an n.
@@ -73,6 +73,7 @@ _SHAPES: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ("@", re.compile(r"[\w.!#$%&'*+/=?^`{|}~-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+"), REDACTED),  # e-mail
     ("", _ASSIGNED, rf"\1{REDACTED}"),
 )
+_SURROGATE = re.compile(r"[\ud800-\udfff]")  # alone, as JSON may have it: UTF-8 cannot
 _clean: set[str] = set()  # short texts known to hold nothing: names of queues and outcomes come every time
 _CARD = re.compile(_START + r"\d(?:[ -]?\d){12,18}(?!\w)")
 
@@ -87,7 +88,8 @@ def redact_text(text: str) -> str:
                 _clean.clear()
             _clean.add(text)
         return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "…"
-    clean = text[: MAX_TEXT + OVERLAP]  # cut after redaction: half a secret has no known shape
+    # Cut after redaction: half a secret has no known shape.
+    clean = _SURROGATE.sub("\ufffd", text[: MAX_TEXT + OVERLAP])
     small = clean.lower()
     for needle, shape, instead in _SHAPES:
         if needle in small:

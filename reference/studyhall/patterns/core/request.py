@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["AddNext", "AddStep", "JobRef", "JobRequest", "Outgoing", "payload_of"]
+__all__ = ["AddNext", "AddStep", "JobRef", "JobRequest", "Outgoing", "compact", "payload_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Outgoing:
     @property
     def text(self) -> str:
         data, text = self.sealed
-        return text if data is self.data else json.dumps(self.data, separators=(",", ":"), allow_nan=False)
+        return text if data is self.data else compact(self.data)
 
 
 def payload_of(data: Any) -> Any:
@@ -62,5 +62,6 @@ def payload_of(data: Any) -> Any:
     return data["payload"] if isinstance(data, dict) and "v" in data and "payload" in data else data
 
 
+compact = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 AddNext = Callable[[], Awaitable[None]]
 AddStep = Callable[[Sequence[Outgoing], AddNext], Awaitable[None]]  # of a producer: `await call_next()` adds them

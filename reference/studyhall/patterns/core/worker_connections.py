@@ -20,9 +20,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.exceptions import ResponseError
 from redis.retry import Retry as SyncRetry
-from redis.sentinel import Sentinel as SyncSentinel
 
-from .connections import CONNECT_SECONDS, C, build_client, meaning, sentinel_of, watched
+from .connections import CONNECT_SECONDS, TEXT, C, by_sentinel, meaning, watched
 
 __all__ = ["blocking_client", "events_client", "lock_client", "worker_client"]
 
@@ -34,7 +33,7 @@ BLOCKING_SECONDS = 30.0
 def worker_client(url: str, kind: type[C], *, name: str | None = None) -> C:
     """For a worker's own commands, with its own client class. No retries: only it knows what may be repeated."""
     # RESP2: push messages must not come between pipelined replies, which are matched by order alone.
-    client = build_client(
+    client = _client(
         kind,
         url,
         retry=Retry(NoBackoff(), 0),
@@ -53,7 +52,7 @@ def blocking_client(url: str, *, name: str | None = None, patience: float = BLOC
     `patience` is how long an answer may take, and must exceed the longest block time. It is also how long a
     connection that died silently (a NAT forgot it) goes unnoticed.
     """
-    client = build_client(
+    client = _client(
         Redis, url, retry=Retry(NoBackoff(), 0), client_name=name, socket_connect_timeout=2.0, socket_timeout=patience
     )
     return watched(client, _Named)
@@ -65,7 +64,7 @@ def events_client(url: str) -> Redis:
     Repeating is safe here and only here: reading a stream from a known id changes nothing.
     """
     forever = Retry(ExponentialWithJitterBackoff(base=0.1, cap=1.0), retries=-1)
-    return build_client(Redis, url, retry=forever, socket_connect_timeout=2.0, socket_timeout=BLOCKING_SECONDS)
+    return _client(Redis, url, retry=forever, socket_connect_timeout=2.0, socket_timeout=BLOCKING_SECONDS)
 
 
 def lock_client(url: str, *, name: str | None = None) -> redis.Redis:
@@ -77,17 +76,14 @@ def lock_client(url: str, *, name: str | None = None) -> redis.Redis:
         "socket_connect_timeout": CONNECT_SECONDS,
         "socket_timeout": 2.0,
     }
-    client: Any
-    if sentinel := sentinel_of(url):
-        hosts, service, server, sentinels = sentinel
-        manager: Any = SyncSentinel(  # type: ignore[no-untyped-call]
-            hosts, sentinel_kwargs={**options, **sentinels}, **{**options, **server}
-        )
-        client = manager.master_for(service)
-    else:
-        client = redis.Redis.from_url(url, **options)
-    assert isinstance(client, redis.Redis)
-    return watched(client, _WatchedSync)
+    return watched(by_sentinel(redis.Redis, url, options) or redis.Redis.from_url(url, **options), _WatchedSync)
+
+
+def _client(kind: type[C], url: str, **options: Any) -> C:
+    options |= TEXT
+    client: Any = by_sentinel(kind, url, options) or kind.from_url(url, **options)
+    assert isinstance(client, kind)
+    return watched(client)
 
 
 class _Named:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from ..core.failures import JobError
 from ..core.open_store import close, open_store
 from .archive import list_dead_letters
-from .replayer import replay, replay_many
+from .replayer import replay_many
 
 __all__ = ["main"]
 
@@ -28,6 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.do == "replay" and bool(options.ids) == options.all:
         parser.error("replay which? Name their ids, or --all")
+    for name in ("DATABASE_URL", "REDIS_URL") if options.do == "replay" else ("DATABASE_URL",):
+        if not os.environ.get(name):
+            parser.error(f"set {name} to that of the service")
     try:
         return asyncio.run(_run(options))
     except JobError as error:
@@ -47,14 +50,12 @@ async def _run(options: argparse.Namespace) -> int:
 
         redis = producer_client(os.environ["REDIS_URL"])
         try:
-            for ident in options.ids:
-                await replay(store, redis, ident)
-            if options.all:
-                for ident, why in (await replay_many(store, redis)).refused.items():
-                    print(f"{ident} stays: {why}", file=sys.stderr)
+            refused = (await replay_many(store, redis, options.ids or None)).refused
         finally:
             await redis.aclose()
-        return 0
+        for ident, why in refused.items():
+            print(f"{ident} stays: {why}", file=sys.stderr)
+        return 1 if refused else 0
     finally:
         await close(store)
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import and_, or_, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from ..core.errors import JobError, Permanent, ResourceBusy
+from ..core.errors import JobError, Permanent, QueueUnavailable, ResourceBusy
 from ..core.store import begin
 from .archive import DeadLetter, dead_letters, find, parsed, show
 
@@ -88,9 +88,17 @@ async def replay(store: AsyncEngine, redis: "Redis", dead_letter_id: str, *, pre
         if not await find(store, _t.replay_of == dead_letter.id):
             await _restore_parent(store, redis, dead_letter, prefix)
             await _restore(redis, dead_letter, prefix)
-    except Exception:
+    except Exception as error:
         await _mark(store, dead_letter, replaying_until=None)  # what was written to Redis will be recognised
-        raise
+        from redis.exceptions import MasterDownError, OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
+
+        if not isinstance(error, RedisError | OSError):
+            raise
+        why = f"{dead_letter_id} stays a dead letter: Redis did not take the job ({type(error).__name__})"  # no payload
+        full_or_demoted = isinstance(error, OutOfMemoryError | ReadOnlyError | MasterDownError)
+        if isinstance(error, ResponseError) and not full_or_demoted:
+            raise Permanent(f"{why}. Look at what its key holds.") from None
+        raise QueueUnavailable(f"{why}. Replay it again.") from None
     await _mark(store, dead_letter, replayed_at=time.time())
     return dead_letter
 
@@ -98,6 +106,7 @@ async def replay(store: AsyncEngine, redis: "Redis", dead_letter_id: str, *, pre
 async def replay_many(
     store: AsyncEngine,
     redis: "Redis",
+    ids: Sequence[str] | None = None,
     *,
     queue: str | None = None,
     name: str | None = None,
@@ -105,21 +114,26 @@ async def replay_many(
     limit: int = 1000,
     prefix: str = "bull",
 ) -> Replayed:
-    """Replay the dead letters there are now, the oldest first, at most `per_second`: what broke under load should
-    not get everything at once. Jobs that fail again meanwhile are left for the next call."""
+    """Replay these, or the dead letters there are now, the oldest first, at most `per_second`: what broke under load
+    should not get everything at once. Jobs that fail again meanwhile are left for the next call, and so is the rest
+    when Redis is away."""
     wanted = [_t.replayed_at.is_(None), _t.archived_at <= time.time()]
     wanted += [_t.queue == queue] if queue else []
     wanted += [_t.name == name] if name else []
-    chosen = await find(store, and_(*wanted), limit=limit, oldest_first=True)
+    if ids is None:
+        ids = [letter.id for letter in await find(store, and_(*wanted), limit=limit, oldest_first=True)]
+    chosen = list(dict.fromkeys(ids))
     done = Replayed()
     start = time.monotonic()
-    for number, dead_letter in enumerate(chosen):
+    for number, ident in enumerate(chosen):
         await asyncio.sleep(max(0.0, start + number / per_second - time.monotonic()))
         try:
-            await replay(store, redis, dead_letter.id, prefix=prefix)
-            done.job_ids.append(dead_letter.job_id)
+            done.job_ids.append((await replay(store, redis, ident, prefix=prefix)).job_id)
         except JobError as error:
-            done.refused[dead_letter.id] = str(error)
+            done.refused[ident] = str(error)
+            if isinstance(error, QueueUnavailable):
+                done.refused.update(dict.fromkeys(chosen[number + 1 :], "not tried: Redis was away"))
+                break
     return done
 
 

@@ -55,7 +55,7 @@ row = pending_jobs.c
 class Enqueues(Protocol):
     """What is needed of a producer; `producer.Producer` is one."""
 
-    admission: Callable[[str, int, int], Awaitable[None]] | None
+    admission: Callable[..., Awaitable[None]] | None
 
     def bounded(self) -> AbstractAsyncContextManager[None]: ...
     async def enqueue(self, request: JobRequest) -> JobRef: ...

@@ -104,10 +104,9 @@ class DegradedProducer:
         return False
 
     async def _look(self, job: Outgoing) -> None:
-        if admission := self.producer.admission:
+        if ask := getattr(self.producer.admission, "ask", None):
             async with self.producer.bounded():
-                for queue, priority in {(each.ref.queue, each.opts["priority"]) for each in job.tree()}:
-                    await admission(queue, 0, priority)
+                await ask(job.tree())
 
     def _note_outage(self) -> None:
         self._away_until = time.monotonic() + self._retry_every

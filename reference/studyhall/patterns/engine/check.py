@@ -97,6 +97,14 @@ def check(url: str) -> tuple[str, list[str]]:
     return version(info), _warnings(where, info)
 
 
+def readable(url: str) -> None:
+    """Raises `EngineError` for a URL that no client can be made of; asks no server."""
+    try:
+        lock_client(url).close()
+    except Exception as error:
+        raise _explained(without_secrets(url), error) from None
+
+
 def version(info: dict[str, Any]) -> str:
     """Name and number, as in Valkey 9.1.2. Valkey also reports the Redis version it resembles."""
     if own := info.get("valkey_version"):
@@ -146,6 +154,8 @@ def _explained(where: str, error: Exception) -> EngineError:  # noqa: PLR0911 (o
         return Unreachable(f"{where} does not speak Redis. Correct the port in REDIS_URL, {UNSET}.")
     if isinstance(error, redis.ConnectionError | OSError):
         return Unreachable(f"{where} cannot be reached. Start it, correct REDIS_URL, {UNSET}.")
+    if isinstance(error, ImportError):  # a part of ours that is not here; it says how to add it
+        return EngineError(text)
     if isinstance(error, ValueError):
         return BadUrl(
             "REDIS_URL cannot be read. It looks like redis://user:password@host:6379/0, rediss:// with TLS; "

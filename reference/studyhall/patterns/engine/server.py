@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import keeper as engine_keeper
-from .check import MINIMUM, EngineError, check, version, without_secrets
+from .check import MINIMUM, EngineError, check, readable, version, without_secrets
 
 __all__ = ["DidNotStart", "EngineError", "NoServerFound", "RedisServer", "UnusableDirectory", "ensure_redis"]
 
@@ -77,10 +77,13 @@ class RedisServer:
             self._user = None
 
 
-def ensure_redis(data_dir: Path, url: str | None = None) -> RedisServer:
-    """The configured server, checked; else one with its data in `data_dir`/redis, joined or started."""
+def ensure_redis(data_dir: Path, url: str | None = None, *, may_be_away: bool = False) -> RedisServer:
+    """The configured server, checked unless it `may_be_away`; else one with its data in `data_dir`/redis, joined or
+    started."""
     if configured := url or os.environ.get("REDIS_URL"):
-        release, warnings = check(configured)
+        if may_be_away:
+            readable(configured)
+        release, warnings = ("", []) if may_be_away else check(configured)
         for warning in warnings:
             log.warning(warning)
         return RedisServer(configured, release, without_secrets(configured), warnings=warnings)

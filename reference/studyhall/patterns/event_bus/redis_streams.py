@@ -33,7 +33,7 @@ from ..core.job import RetryPolicy
 from .bus import EVENTS, Capabilities, Quarantined
 from .delivery import checked_name, encoded, partition_of, report_trimmed, text, wire_id
 from .stream_consumer import StreamConsumer
-from .stream_scripts import GAP, PUBLISH, REPLAY, TRIM, raw
+from .stream_scripts import GAP, PUBLISH, REPLAY, SUBSCRIBE, TRIM, raw
 
 __all__ = ["RedisStreamsBus"]
 
@@ -102,12 +102,7 @@ class RedisStreamsBus:
     async def subscribe(self, group: str, topics: Sequence[str]) -> None:
         await self.redis.sadd(f"{self.prefix}:topics:{checked_name(group)}", *map(checked_name, topics))
         for stream in self._streams(group, topics):
-            try:
-                # From 0, not $: a group that starts late must not lose what was published before it.
-                await self.redis.xgroup_create(stream, group, id="0", mkstream=True)
-            except ResponseError as error:
-                if "BUSYGROUP" not in str(error):  # it exists already: the normal case
-                    raise
+            await SUBSCRIBE(self.redis, [stream], [group])
 
     async def consume(
         self,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import OutOfMemoryError, RedisError
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from ..core.event import Handler
 from ..core.job import RetryPolicy
@@ -77,6 +77,9 @@ class StreamConsumer:
                 # A full Redis takes no new group, but an existing one can be read.
                 with contextlib.suppress(OutOfMemoryError):
                     await self.subscribe()  # also after NOGROUP: data loss must not end the consumer
+                # What somebody removed while nobody read shows only until the next entry is read (Valkey 9).
+                with contextlib.suppress(ResponseError):
+                    await self.tidy()
                 await self._own_pending()
                 while not self.stop.is_set():
                     await self._read_new()

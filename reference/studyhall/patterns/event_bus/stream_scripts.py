@@ -24,6 +24,7 @@ __all__ = [
     "QUARANTINE",
     "RELEASE",
     "REPLAY",
+    "SUBSCRIBE",
     "TAKE",
     "TRIM",
     "Script",
@@ -50,6 +51,19 @@ class Script:
             return await raw(redis, "EVAL", self.source, len(keys), *keys, *args)
 
 
+# From 0, not $: a group that starts late must not lose what was published before it. With a count of its own: without
+# one, Redis takes what a group that never read has missed for nothing.
+SUBSCRIBE = Script("""
+local made = redis.pcall('XGROUP', 'CREATE', KEYS[1], ARGV[1], '0', 'MKSTREAM')
+if made['err'] then
+  if string.find(made['err'], 'BUSYGROUP', 1, true) then return 0 end
+  return made
+end
+local info, stream = redis.call('XINFO', 'STREAM', KEYS[1]), {}
+for i = 1, #info, 2 do stream[info[i]] = info[i + 1] end
+local added = stream['entries-added']
+if added then redis.call('XGROUP', 'SETID', KEYS[1], ARGV[1], '0', 'ENTRIESREAD', added - stream['length']) end
+return 1""")
 PUBLISH = Script("""
 local window = tonumber(ARGV[1])
 for i = 2, #ARGV, 3 do

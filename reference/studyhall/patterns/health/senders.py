@@ -1,9 +1,10 @@
 """Alerts that leave the process: a webhook, a chat channel, e-mail, an error tracker. Standard library only.
 
 Promise: a sender returns when the receiver has taken the alert and raises otherwise, within `TIMEOUT` seconds, so
-`evaluate` knows which ones have to go out again. The text says what is wrong, since when, and what to do. An alert
-that is sent twice carries the same id (`signal`, `since`, raised or cleared): as the header `Idempotency-Key`, in the
-body, and as the `Message-ID` of the e-mail, so that a receiver can drop the second one.
+`evaluate` knows which ones have to go out again. A receiver that hangs or trickles holds up no other one and no exit.
+The text says what is wrong, since when, and what to do. An alert that is sent twice carries the same id (`signal`,
+`since`, raised or cleared): as the header `Idempotency-Key`, in the body, and as the `Message-ID` of the e-mail, so
+that a receiver can drop the second one.
 
 When it does NOT hold: `to_all` is one alert for `evaluate`. When one of two receivers refuses, both get it again.
 """
@@ -13,12 +14,16 @@ import hashlib
 import json
 import smtplib
 import ssl
+import threading
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.utils import format_datetime, make_msgid
+from functools import partial
+from urllib.error import HTTPError
 from urllib.parse import parse_qsl, unquote, urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from .alerts import Alert
 
@@ -43,6 +48,7 @@ def headline(alert: Alert) -> str:
 
 def webhook(url: str, headers: Mapping[str, str] | None = None) -> Sender:
     """POSTs the alert as JSON. Anything but 2xx means not taken."""
+    post = _poster()
 
     async def send(alert: Alert) -> None:
         body = {
@@ -53,19 +59,20 @@ def webhook(url: str, headers: Mapping[str, str] | None = None) -> Sender:
             "value": alert.value,
             "text": headline(alert),
         }
-        await _post(url, body, {"Idempotency-Key": alert_id(alert), **(headers or {})})
+        await post(url, body, {"Idempotency-Key": alert_id(alert), **(headers or {})})
 
     return send
 
 
 def slack(url: str) -> Sender:
     """An incoming webhook of Slack, Mattermost, Rocket.Chat, or Discord with `/slack` behind its address."""
+    post = _poster()
 
     async def send(alert: Alert) -> None:
         sign = ":red_circle:" if alert.raised else ":large_green_circle:"
         # These three mean something to Slack; the names of signals come from queue names, which anybody may choose.
         escaped = headline(alert).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-        await _post(url, {"text": f"{sign} {escaped} (since {_moment(alert):%H:%M:%S} UTC)"}, {})
+        await post(url, {"text": f"{sign} {escaped} (since {_moment(alert):%H:%M:%S} UTC)"}, {})
 
     return send
 
@@ -82,6 +89,7 @@ def email(
 ) -> Sender:
     """One mail per change; `to` may name several addresses, separated by commas."""
     domain = sender.rpartition("@")[2].rstrip("> ")
+    apart = _apart()
 
     def deliver(alert: Alert) -> None:
         message = EmailMessage()
@@ -100,7 +108,7 @@ def email(
             raise ConnectionError(f"the mail server refused {len(refused)} of the addresses")
 
     async def send(alert: Alert) -> None:
-        await asyncio.to_thread(deliver, alert)
+        await apart(partial(deliver, alert))
 
     return send
 
@@ -135,9 +143,11 @@ def tracker(capture: Callable[[str], object]) -> Sender:
     """An error tracker, for raised alerts only:
     `tracker(lambda text: sentry_sdk.capture_message(text, "error"))`."""
 
+    apart = _apart()
+
     async def send(alert: Alert) -> None:
         if alert.raised:
-            await asyncio.to_thread(capture, headline(alert))
+            await apart(partial(capture, headline(alert)))
 
     return send
 
@@ -154,15 +164,60 @@ def to_all(*senders: Sender) -> Sender:
     return send
 
 
-async def _post(url: str, body: Mapping[str, object], headers: Mapping[str, str]) -> None:
-    request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json", **headers})
+class _NoRedirect(HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        """urllib would repeat a POST as a GET without its body, and take the answer to that for an alert taken."""
 
-    def send() -> None:
-        # Raises HTTPError for 4xx and 5xx; follows no redirect of a POST.
-        with urlopen(request, timeout=TIMEOUT) as answer:
-            answer.read(1_000)
 
-    await asyncio.to_thread(send)
+def _poster() -> Callable[[str, Mapping[str, object], Mapping[str, str]], Awaitable[None]]:
+    apart, opener = _apart(), build_opener(_NoRedirect)
+
+    async def post(url: str, body: Mapping[str, object], headers: Mapping[str, str]) -> None:
+        request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json", **headers})
+
+        def send() -> None:
+            try:
+                opener.open(request, timeout=TIMEOUT).close()
+            except HTTPError as refused:  # 3xx, 4xx or 5xx
+                refused.close()
+                raise
+
+        await apart(send)
+
+    return post
+
+
+def _apart() -> Callable[[Callable[[], object]], Awaitable[None]]:
+    """Runs a call in a thread of its own, one at a time, for at most `TIMEOUT` seconds. A socket's time limit is one
+    for each byte, the threads of asyncio are few and shared, and the interpreter's exit waits for them."""
+    turn = threading.Lock()
+
+    async def run(call: Callable[[], object]) -> None:
+        if not turn.acquire(blocking=False):
+            raise ConnectionError("the receiver has not answered to the alert before this one")
+        ended = Future[None]()
+        ended.set_running_or_notify_cancel()  # who gives up waiting for it does not cancel it
+
+        def work() -> None:
+            failed: Exception | None = None
+            try:
+                call()
+            except Exception as error:
+                failed = error
+            except BaseException as error:  # sys.exit() in a library; raised in the loop it would end the process
+                failed = RuntimeError(repr(error))
+            turn.release()
+            ended.set_exception(failed) if failed else ended.set_result(None)
+
+        try:
+            threading.Thread(target=work, name="alert", daemon=True).start()
+        except RuntimeError:  # the machine has no thread left
+            turn.release()
+            raise
+        async with asyncio.timeout(TIMEOUT):
+            await asyncio.wrap_future(ended)
+
+    return run
 
 
 def _moment(alert: Alert) -> datetime:

@@ -11,6 +11,7 @@ without `maxmemory` is compared with its machine's memory, not with the limit of
 
 import asyncio
 import base64
+import contextlib
 import json
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import NoPermissionError
+from redis.exceptions import NoPermissionError, ResponseError
 
 __all__ = ["Health", "QueueHealth", "count_stalls", "measure", "memory_used", "problems"]
 
@@ -67,8 +68,9 @@ class Health:
         if self.memory is not None:
             values["redis.memory"] = self.memory
         for queue in self.queues:
-            for name in ("backlog", "oldest", "failure_rate", "unattended"):
-                values[f"{queue.queue}.{name}"] = float(getattr(queue, name))
+            for name in ("backlog", "oldest", "failure_rate", "unattended", "workers"):
+                if (value := getattr(queue, name)) is not None:
+                    values[f"{queue.queue}.{name}"] = float(value)
         return values
 
     def as_dict(self) -> dict[str, Any]:
@@ -153,7 +155,11 @@ async def _queue(redis: Any, name: str, base: str, dead: int, window: float) -> 
     completed, completing, first_end, first_due, next_waiting, next_aside, stopped, stalls = counts[9:]
     candidates = [job for job in (next_waiting, next_aside) if job]
     candidates += await _first_of_each_priority(redis, f"{base}prioritized")
-    ages = [now - await _ready_since(redis, base + job) for job in candidates]
+    ages = []
+    for job in candidates:
+        # An odd key, or a field that is not a number: nothing to tell its age by.
+        with contextlib.suppress(ResponseError, ValueError, TypeError, AttributeError):
+            ages.append(now - await _ready_since(redis, base + job))
     if overdue and first_due:
         ages.append(now - first_due[0][1] // 0x1000 / 1000)
     done = float(completing)
@@ -165,7 +171,7 @@ async def _queue(redis: Any, name: str, base: str, dead: int, window: float) -> 
     oldest = max(0.0, *ages) if ages else 0.0
     # Older versions of BullMQ put the jobs of a paused queue aside, newer ones leave them where they are.
     states = (wait + aside, prioritized, delayed, overdue, bool(stopped), children, active, failed)
-    return QueueHealth(name, *states, oldest, rate, int(stalls or 0))
+    return QueueHealth(name, *states, oldest, rate, int(stalls) if str(stalls).isdecimal() else 0)
 
 
 async def _first_of_each_priority(redis: Any, key: str) -> list[str]:
@@ -210,5 +216,5 @@ async def problems(limit: float = 2.0, **parts: Callable[[], Awaitable[object]])
 def _parsed(value: str | None) -> Any:
     try:
         return json.loads(value or "null")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

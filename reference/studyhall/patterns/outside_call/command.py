@@ -35,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.key and options.done is None and not options.again:
         parser.error("look at the provider first, then say --done JSON or --again")
+    if not os.environ.get("DATABASE_URL"):
+        parser.error("set DATABASE_URL to that of the service")
     try:
         return _run(options)
     except (JobError, sqlite3.Error) as error:

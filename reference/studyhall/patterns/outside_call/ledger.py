@@ -47,8 +47,7 @@ class InFlight(Snooze):
 
 
 class Refused(Permanent):
-    """The provider refused this call for good. Fix it, `resolve(key, again=True)` (on the command line:
-    `outside_call.command PROVIDER KEY --again`), then replay the job."""
+    """Refused for good. Fix its cause, `outside_call.command PROVIDER KEY --again`, then replay the job."""
 
 
 class Unclear(Permanent):
@@ -118,7 +117,8 @@ class Call:
 
     def resolved(self, done: Any, again: bool) -> Call:
         if self.state not in (State.UNCLEAR, State.REFUSED):
-            raise Permanent(f"{self.key!r} is {self.state}: only unclear and refused calls are resolved by hand")
+            stands = self.state if self.version else "not known here"
+            raise Permanent(f"{self.key!r} is {stands}: only unclear and refused calls are resolved by hand")
         return self.to(State.INTENDED, tries=0) if again else self.to(State.DONE, result=dumps(done))
 
     def outcome(self) -> Any:

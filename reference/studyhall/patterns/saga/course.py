@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from ..core.failures import Permanent
@@ -42,13 +43,13 @@ class Draft:
 
     def set(self, row: StepRow, **values: Any) -> StepRow:
         steps = list(self.saga.steps)
-        steps[row.position] = changed = replace(steps[row.position], **values)
+        steps[row.position] = _changed(steps[row.position], values)
         self.changed.add(row.position)
         self.change_saga(steps=tuple(steps))
-        return changed
+        return steps[row.position]
 
     def change_saga(self, **values: Any) -> None:
-        self.saga, self.dirty = replace(self.saga, **values), True
+        self.saga, self.dirty = _changed(self.saga, values), True
 
     def tell(self, event: str, row: StepRow | None = None, detail: str = "") -> None:
         self.notes.append(note(self.saga.id, self.actor, event, row.name if row else None, detail))
@@ -78,6 +79,7 @@ class Course:
     sagas: Mapping[str, Saga]
     margin: float
 
+    @cached_property
     def lease(self) -> float:
         return self.margin + max(step.deadline for saga in self.sagas.values() for step in saga.steps)
 
@@ -194,7 +196,7 @@ class Course:
             return self._give_up(draft, row, f"its process died {row.crashes} times")
         if not isinstance(step, SagaStep):
             if draft.dirty:
-                draft.change_saga(due_at=time.time() + self.lease())
+                draft.change_saga(due_at=time.time() + self.lease)
             return Action("inside", step, row, time.monotonic())
         try:
             if draft.saga.backward:
@@ -225,7 +227,7 @@ class Course:
         return _needs_repair(draft, f"{row.name}: {why}", row)
 
     def _look_up(self, draft: Draft, step: SagaStep, row: StepRow) -> Action:
-        draft.change_saga(due_at=time.time() + self.lease())
+        draft.change_saga(due_at=time.time() + self.lease)
         return Action("look up", step, row, time.monotonic())
 
     def _send(self, draft: Draft, step: SagaStep, row: StepRow) -> Action:
@@ -235,7 +237,7 @@ class Course:
         draft.set(row, since=row.since or now, retry_at=None, **intent)
         verb, counter = ("undo ", "undo_attempts") if back else ("", "attempts")
         draft.tell(f"{verb}started", row, f"attempt {getattr(row, counter) + 1}")
-        draft.change_saga(due_at=now + self.lease())
+        draft.change_saga(due_at=now + self.lease)
         return Action("send", step, row, began)
 
     def _later(self, draft: Draft, row: StepRow, again: float) -> Action | None:
@@ -253,6 +255,13 @@ class Course:
         draft.change_saga(error=redact(f"undo of {row.name}: {why}"))
         draft.tell("undo gave up", row, why)
         return self.next(draft)
+
+
+def _changed(row: Any, values: Mapping[str, Any]) -> Any:
+    """As `dataclasses.replace`, which takes ten times as long."""
+    new = object.__new__(type(row))
+    vars(new).update(vars(row), **values)
+    return new
 
 
 def _rules(step: SagaStep) -> Rules:

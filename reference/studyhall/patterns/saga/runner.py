@@ -33,8 +33,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -181,7 +180,7 @@ class SagaRunner:
         return self._sagas[name]
 
     async def _claim(self, limit: int, saga_id: str | None = None) -> list[ClaimedSaga]:
-        names, seconds = list(self._sagas), self._course.lease()
+        names, seconds = list(self._sagas), self._course.lease
         if left := self._left[:]:
             # Otherwise the end of a lease counts as a crash, and enough crashes make a step give up.
             await release(self.store, left, full_jitter(OUTAGE, 3))
@@ -209,7 +208,7 @@ class SagaRunner:
     async def _settle(self, draft: Draft, then: Callable[[Draft], Action | None]) -> Action | None:
         """Write what is known together with what comes next, in one commit."""
         before = draft.copy()
-        action = self._decided(draft, then)
+        self._reach("before", "intent", draft, action := then(draft))
         try:
             if (change := draft.unwritten()) is not None:
                 await self._commits.submit(change)
@@ -217,11 +216,6 @@ class SagaRunner:
             return await self._settle(_cancelled(draft, before, asked), then)
         self._told(draft)
         self._reach("after", "intent", draft, action)
-        return action
-
-    def _decided(self, draft: Draft, then: Callable[[Draft], Action | None]) -> Action | None:
-        action = then(draft)
-        self._reach("before", "intent", draft, action)
         return action
 
     async def _write(self, changes: Sequence[Change]) -> Sequence[None]:
@@ -234,12 +228,10 @@ class SagaRunner:
         assert isinstance(step, SagaStep)
         context = self._course.context(draft, action)
         try:
-            async with _time_for(action):
-                if action.kind == "look up":
-                    assert step.resolve is not None
-                    result = await apart(step.resolve, context)
-                else:
-                    call = step.undo if draft.saga.backward else step.do
+            call = step.resolve if action.kind == "look up" else step.undo if draft.saga.backward else step.do
+            limit = _time_for(action)
+            with answers_within(max(ANSWER, limit)):
+                async with asyncio.timeout(limit):
                     result = await apart(call, context) if call else None
         except (Exception, asyncio.CancelledError) as error:
             if told_to_end():
@@ -274,10 +266,10 @@ class SagaRunner:
             with answers_within(max(ANSWER, action.step.deadline)):
                 async with self._turns, begin(self.store) as tx:
                     # Only now: waiting for a connection is not the step's fault.
-                    async with _time_for(action):
+                    async with asyncio.timeout(action.step.deadline):
                         result = await apart(step, tx)
                     self._reach("after", "effect", draft, action)
-                    after = self._decided(draft, lambda draft: self._done(draft, action, result))
+                    self._reach("before", "intent", draft, after := self._done(draft, action, result))
                     change = draft.unwritten()
                     assert change is not None
                     await finish(tx, lambda connection: write(connection, [change]))
@@ -321,13 +313,10 @@ def _cancelled(draft: Draft, before: Draft, asked: CancelAsked) -> Draft:
     return draft
 
 
-@asynccontextmanager
-async def _time_for(action: Action) -> AsyncIterator[None]:
+def _time_for(action: Action) -> float:
     limit = action.step.deadline
     if isinstance(action.step, SagaStep) and action.kind == "send" and action.step.longest:
         limit = min(limit, action.began + action.step.longest - time.monotonic())
         if limit <= 0:  # other processes count from the intent
             raise NotMade("this process stood still between the intent and the request")
-    with answers_within(max(ANSWER, limit)):
-        async with asyncio.timeout(limit):
-            yield
+    return limit

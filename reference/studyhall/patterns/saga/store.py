@@ -38,6 +38,7 @@ from sqlalchemy import (
     column,
     delete,
     func,
+    literal_column,
     select,
     update,
 )
@@ -255,7 +256,7 @@ class Batch(NamedTuple):
 
     name: str
     each: Update | Insert
-    at_once: Update | Insert
+    at_once: Callable[[int | None], Update | Insert]  # for at most this many rows, None: for any number
 
 
 Given = Callable[[str], ColumnElement[Any]]
@@ -266,22 +267,25 @@ def batch(build: Callable[[Given], Update | Insert], **types: Any) -> Batch:
     rows = func.json_to_recordset(cast(bindparam(name, type_=Text), JSON))
     # JSON goes as text inside the JSON: PostgreSQL then reads no escapes in it; it refuses some ("\\u0000").
     flat = {name: Text() if isinstance(type_, JSON) else type_ for name, type_ in types.items()}
-    new = rows.table_valued(*(column(name, type_) for name, type_ in flat.items()))
-    new = new.render_derived(name="new", with_types=True)
-    return Batch(
-        name,
-        build(lambda name: bindparam(name, type_=flat[name])),
-        build(lambda name: new.c[name] if flat[name] is types[name] else cast(new.c[name], JSON)),
-    )
+    given = rows.table_valued(*(column(*each) for each in flat.items())).render_derived("given", with_types=True)
+
+    def at_once(most: int | None) -> Update | Insert:
+        # PostgreSQL expects 100 rows unless a LIMIT says otherwise, and reads a whole table to find one.
+        new = select(given).limit(most and literal_column(str(most))).subquery("new")
+        return build(lambda name: new.c[name] if flat[name] is types[name] else cast(new.c[name], JSON))
+
+    return Batch(name, build(lambda name: bindparam(name, type_=flat[name])), at_once)
 
 
 Rows = Sequence[Mapping[str, Any]]
+FEW = 2  # rows that go with one saga's: a DbStep changes its step and the next one, and tells of both
 
 
 def _send(tx: Connection, first: Batch, rows: Rows, *more: tuple[Batch, Rows]) -> int:
     """How many rows `first` matched."""
     if tx.dialect.name == "postgresql":  # one statement for all: a DbStep waits for each of its round trips
-        sql, fixed, _ = _text(tx, _at_once(first, *(batch for batch, _ in more)))
+        few = len(rows) == 1 and all(len(others) <= FEW for _, others in more)
+        sql, fixed, _ = _text(tx, _at_once(few, first, *(batch for batch, _ in more)))
         given = {first.name: json.dumps(rows)} | {batch.name: json.dumps(others) for batch, others in more}
         return tx.exec_driver_sql(sql, fixed | given).rowcount
     met = []
@@ -294,8 +298,9 @@ def _send(tx: Connection, first: Batch, rows: Rows, *more: tuple[Batch, Rows]) -
 
 
 @cache
-def _at_once(first: Batch, *more: Batch) -> Update | Insert:
-    return first.at_once.add_cte(*(batch.at_once.cte(batch.name) for batch in more))
+def _at_once(few: bool, first: Batch, *more: Batch) -> Update | Insert:
+    others = (batch.at_once(FEW if few else None).cte(batch.name) for batch in more)
+    return first.at_once(1 if few else None).add_cte(*others)
 
 
 _texts: dict[Update | Insert, tuple[str, dict[str, Any], Sequence[str]]] = {}
@@ -466,10 +471,9 @@ async def list_sagas(store: AsyncEngine, *, state: str | None = None, limit: int
 
 async def history(store: AsyncEngine, saga_id: str) -> list[HistoryRow]:
     """The saga's timeline, oldest first."""
-    columns = [saga_history.c[name] for name in ("at", "actor", "step", "event", "detail")]
-    query = select(*columns).where(saga_history.c.saga_id == saga_id).order_by(saga_history.c.id)
+    query = select(*(saga_history.c[name] for name in _NOTES[1:])).where(saga_history.c.saga_id == saga_id)
     async with read(store) as tx:
-        return [HistoryRow(**row) for row in (await tx.execute(query)).mappings()]
+        return [HistoryRow(**row) for row in (await tx.execute(query.order_by(saga_history.c.id))).mappings()]
 
 
 async def purge(store: AsyncEngine, older_than: float, *, batch: int = 500) -> int:
@@ -496,7 +500,7 @@ def note(saga_id: str, actor: str, event: str, step: str | None = None, detail: 
         "actor": clean_text(actor, 200),
         "step": step,
         "event": event,
-        "detail": redact(detail) or None,
+        "detail": redact(detail) or None if detail else None,
     }
 
 

@@ -38,7 +38,7 @@ from ..core import bullmq_scheduler
 from ..core.clock import Periodic
 from ..core.errors import Cancelled, JobError, Snooze
 from ..core.execution import CallNext, JobContext, Step, needs
-from ..core.request import JobRef, JobRequest, Outgoing
+from ..core.request import JobRequest, Outgoing
 from ..lease import Lease
 from . import history
 from .registry import ScheduleRegistry
@@ -66,7 +66,7 @@ class _Producer(Protocol):
     prefix: str
 
     def queue(self, name: str) -> Any: ...
-    def outgoing(self, ref: JobRef, request: JobRequest) -> Outgoing: ...
+    def outgoing(self, request: JobRequest) -> Outgoing: ...
 
 
 class Jobs(Protocol):
@@ -235,9 +235,10 @@ class Schedules:
 
     def _options(self, schedule: Schedule, producer: _Producer) -> dict[str, Any]:
         job_type = self._jobs[schedule.job]
-        ref = JobRef(job_type.queue, schedule.job, f"repeat:{schedule.id}", "")
-        request = JobRequest(schedule.job, schedule.payload, key="", priority=schedule.priority)
-        return producer.outgoing(ref, request).opts | {"attempts": job_type.retry.attempts}
+        request = JobRequest(
+            schedule.job, schedule.payload, schedule.id, priority=schedule.priority, queue=job_type.queue
+        )
+        return producer.outgoing(request).opts | {"attempts": job_type.retry.attempts}
 
     def _data(self, schedule: Schedule, since: int) -> dict[str, Any]:
         cadence = {key: value for key, value in asdict(schedule.cadence).items() if value is not None}

@@ -39,7 +39,7 @@ from patterns.producer import JobRequest
 
 
 def study(document: str, pictures: list[str]) -> JobRequest:
-    """`Producer(…, flows=add_flow)` enqueues it: all of it or nothing. Children run before their parent."""
+    """`Producer(…, Flows())` enqueues it: all of it or nothing. Children run before their parent."""
     steps = [JobRequest(name, {"document": document}, key=document) for name in ("extract", "graph", "quiz")]
     looks = [JobRequest("caption", {"picture": name}, key=name) for name in pictures]
     report = JobRequest("report", {"document": document}, key=document)

@@ -30,7 +30,7 @@ async def collect(blobs: Blobs, redis, store) -> int:  # from a schedule, once a
 # [/claim]
 # [retention]
 from patterns import checkpoint, dead_letter, idempotency
-from patterns.retention import DEFAULT  # also: Producer(…, retention=DEFAULT)
+from patterns.retention import DEFAULT  # also: Producer(…, retention=DEFAULT.job_options())
 
 
 async def nightly(store) -> None:  # seconds: markers 60 days, dead letters 30, checkpoints 60
