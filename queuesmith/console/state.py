@@ -155,7 +155,7 @@ class Console:
             names |= {name for key in keys if ":" not in (name := key[len(start) : -len(end)])}
             self._found = sorted(names | set(self._found))
         self._found, ended = sorted(names), time.monotonic()
-        self._look_at = ended + min(30.0, max(LOOK_AGAIN, 10 * (ended - began)))
+        self._look_at = ended + max(LOOK_AGAIN, 3 * (ended - began))
 
 
 async def hashes(pipe: Any, nothing: Any) -> list[Any]:

@@ -189,6 +189,12 @@ def test_nothing_is_squeezed_or_reaches_below_its_neighbour(server, console, ope
         clock = {"name": "report", "pattern": "*/15 8-18 * * 1-5", "tz": "America/New_York", "ic": "1"}
         redis.hset(f"bull:{queue}:repeat:every-quarter-hour-of-a-working-day", mapping=clock)
         redis.zadd(f"bull:{queue}:repeat", {"every-quarter-hour-of-a-working-day": (time.time() + 90_000) * 1000})
+    with client_of(console) as client:
+        until_sync(
+            lambda: queue in [row["queue"] for row in client.get("/admin/queues").json().get("queues", [])],
+            timeout=60,
+            what="the new queue is found among the keys that other tests left",
+        )
     for width in (1280, 390):
         page = open_page(console, "#/schedules", token=True, viewport={"width": width, "height": 800})
         run = page.get_by_role("button", name="Run now every-quarter")
